@@ -1,0 +1,1 @@
+"""Who runs it: the ledger, the session, the control loop, the trace and the command line."""

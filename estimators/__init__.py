@@ -1,0 +1,1 @@
+"""What is known: the observation, the forecast, and one file per estimator."""

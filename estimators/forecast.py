@@ -1,0 +1,71 @@
+"""The forecast: what the estimators say about one observation, aligned with its rows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steersman.estimators.observation import Floats, Observation
+
+QUANTILES = (0.1, 0.5, 0.9)
+"""Levels of `LengthForecast.remaining_tokens`' columns."""
+
+
+@dataclass(frozen=True)
+class LengthForecast:
+    """How much longer each trajectory will write, given that it is not finished yet."""
+
+    remaining_tokens: Floats
+    """(n, 3) quantiles at `QUANTILES`; 0 for ended rows; never above what the cap leaves."""
+    mean_remaining_tokens: Floats
+    """(n,) expected remaining tokens."""
+
+    @property
+    def median(self) -> Floats:
+        """(n,) column 0.5."""
+        return self.remaining_tokens[:, 1]
+
+    @property
+    def upper(self) -> Floats:
+        """(n,) column 0.9."""
+        return self.remaining_tokens[:, 2]
+
+
+@dataclass(frozen=True)
+class ThroughputForecast:
+    """Iteration time of each replica: tau(b) = fixed_s + per_sequence_s * b for b running."""
+
+    fixed_s: Floats
+    """(r,) M: seconds of an iteration that do not depend on the batch."""
+    per_sequence_s: Floats
+    """(r,) c: seconds that each running sequence adds."""
+    prefill_token_s: Floats
+    """(r,) seconds per prompt token to prefill."""
+    samples: NDArray[np.int64]
+    """(r,) iterations the figures rest on; 0: they are the prior."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """All the estimators' answers to one observation."""
+
+    length: LengthForecast
+    throughput: ThroughputForecast
+
+    def replica_end_s(self, observation: Observation) -> Floats:
+        """(r,) seconds until each replica has finished what is on it: M * L_max + c * sum(L).
+
+        Exact for a batch run to its end when tau is affine in the batch (sum the iteration times:
+        L_max iterations pay M each, every token pays c once).  Uses the expected remaining tokens
+        for the sum and the largest upper quantile for the longest.
+        """
+        rows = observation.destination_row
+        here = np.flatnonzero(rows >= 0)
+        count = len(observation.replicas)
+        work = np.bincount(
+            rows[here], weights=self.length.mean_remaining_tokens[here], minlength=count
+        )
+        longest = np.zeros(count)
+        np.maximum.at(longest, rows[here], self.length.upper[here])
+        t = self.throughput
+        return np.asarray(t.fixed_s * longest + t.per_sequence_s * work)

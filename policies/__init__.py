@@ -1,0 +1,1 @@
+"""What to do: decisions, and one file per policy in folders by what they decide."""

@@ -1,0 +1,68 @@
+"""Decisions: what shall happen to one trajectory or prompt, how likely that was, and why.
+
+A trajectory without a decision continues; nobody makes an object to say so.  A decision names its
+target replica by name, so that a trace can be read without the observation it came from.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from steersman.estimators.observation import Observation
+
+
+class Action(StrEnum):
+    """What can be done; each per-trajectory action has a mechanism of the same name."""
+
+    CONTINUE = "continue"
+    PLACE = "place"
+    """Submit a waiting trajectory to a replica."""
+    MIGRATE = "migrate"
+    """Abort, keep the partial tokens, go on elsewhere with the remaining budget."""
+    ISOLATE = "isolate"
+    """Migrate into another pool."""
+    RESTART = "restart"
+    """End it and draw a fresh sample of the same prompt in its stead."""
+    SPECULATE = "speculate"
+    DEFER = "defer"
+    """Park the partial tokens; a later step resumes them, on newer weights."""
+    STOP = "stop"
+    """End it now; the tokens so far are the answer."""
+    ADMIT = "admit"
+    SKIP = "skip"
+    REVISIT = "revisit"
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One decision.  It is written to the trace before it is carried out."""
+
+    trajectory_id: int
+    action: Action
+    policy: str
+    """Name of the policy that took it."""
+    reason: str
+    """One sentence for a person."""
+    replica: str = ""
+    """Target of place, migrate and isolate."""
+    propensity: float = 1.0
+    """Probability, in (0, 1], with which the policy takes this decision in this state."""
+    gain_s: float = 0.0
+    """Predicted shortening of the step, seconds."""
+    cost_s: float = 0.0
+    """Predicted cost of carrying it out, seconds."""
+    row: int = -1
+    """Row in the observation it was taken on (not part of its meaning; -1: look it up)."""
+
+
+def place(
+    observation: Observation, row: int, replica_row: int, policy: str, reason: str
+) -> Decision:
+    """Submit the waiting trajectory of `row` to the replica of `replica_row`."""
+    return Decision(
+        trajectory_id=int(observation.trajectories.trajectory_id[row]),
+        action=Action.PLACE,
+        policy=policy,
+        reason=reason,
+        replica=observation.replicas.names[replica_row],
+        row=row,
+    )

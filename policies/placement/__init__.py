@@ -1,0 +1,1 @@
+"""Policies that decide where and when each trajectory runs."""
