@@ -1,6 +1,7 @@
 """The forecast: what the estimators say about one observation, aligned with its rows."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,16 @@ class Forecast:
 
     length: LengthForecast
     throughput: ThroughputForecast
+
+    @classmethod
+    def unknown(cls, observation: Observation) -> Self:
+        """No forecast at all (zeros), for policies that need none."""
+        rows, replicas = len(observation.trajectories), len(observation.replicas)
+        nothing = np.zeros(replicas)
+        return cls(
+            LengthForecast(np.zeros((rows, len(QUANTILES))), np.zeros(rows)),
+            ThroughputForecast(nothing, nothing, nothing, np.zeros(replicas, dtype=np.int64)),
+        )
 
     def replica_end_s(self, observation: Observation) -> Floats:
         """(r,) seconds until each replica has finished what is on it: M * L_max + c * sum(L).

@@ -1,0 +1,75 @@
+"""The command line: a table of commands, each in a module that is imported only when it is chosen.
+
+A command module offers `add_arguments(parser)` and `run(args) -> int`, and imports what is heavy
+inside `run`, so that every `--help` answers at once.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib.metadata import version
+from typing import NoReturn
+
+from steersman.estimators.errors import SteersmanError
+
+COMMANDS = {
+    "demo": (
+        "steersman.examples.demo",
+        "train a tiny model on a local fleet, steered and unsteered, and compare",
+    ),
+    "report": ("steersman.controller.report.command", "make one HTML page from traces"),
+    "policies": ("steersman.controller.commands.policies", "list the parts that can be chosen"),
+    "trace": ("steersman.controller.commands.trace", "check a trace, or export it as Parquet"),
+}
+"""Name -> (module, one line of help)."""
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parse(arguments)
+        module = importlib.import_module(COMMANDS[args.command][0])
+        return int(module.run(args))
+    except SteersmanError as error:
+        print(f"steersman: error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("steersman: interrupted", file=sys.stderr)  # noqa: T201
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `steersman ... | head`
+        sys.stderr.close()
+        return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the nearest command where there is one."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {message}  (try {self.prog} --help)\n")
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """Only the chosen command's module is imported, and only its arguments are built."""
+    parser = _Parser(prog="steersman", description="A rollout controller for LLM RL fleets.")
+    parser.add_argument("--version", action="version", version=f"steersman {version('steersman')}")
+    chosen = next((text for text in arguments if not text.startswith("-")), None)
+    if chosen is not None and chosen not in COMMANDS:
+        near = get_close_matches(chosen, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        parser.error(f"unknown command {chosen!r}{hint} Valid: {', '.join(COMMANDS)}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, line) in COMMANDS.items():
+        command = commands.add_parser(name, help=line, description=line.capitalize() + ".")
+        if name == chosen:
+            importlib.import_module(module).add_arguments(command)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

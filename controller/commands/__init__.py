@@ -1,0 +1,1 @@
+"""The small commands of the command line, one a file."""

@@ -1,0 +1,40 @@
+"""`steersman policies`: which parts there are, by kind, and what each does."""
+
+import argparse
+import ast
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+from steersman.controller.plugins import names
+
+KINDS = ("policies.placement", "estimators", "mechanisms")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the parts; none of them is imported."""
+    parts = {kind: {name: _summary(kind, name) for name in names(kind)} for kind in KINDS}
+    if args.json:
+        print(json.dumps(parts, indent=2))  # noqa: T201
+        return 0
+    width = max(len(name) for lines in parts.values() for name in lines)
+    for kind, lines in parts.items():
+        print(kind)  # noqa: T201
+        for name, line in lines.items():
+            print(f"  {name:<{width}}  {line}")  # noqa: T201
+    return 0
+
+
+def _summary(kind: str, name: str) -> str:
+    """The first sentence of the file's docstring."""
+    spec = find_spec(f"steersman.{kind}")
+    assert spec is not None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    path = next(p for folder in folders if (p := folder / f"{name}.py").exists())
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(text.partition("\n\n")[0].split())

@@ -1,0 +1,142 @@
+"""The guard: what a policy proposes is carried out only if it is legal, timely and affordable.
+
+It looks at the same snapshot as the policy and drops, with a reason each: actions that do not fit
+the trajectory's phase, dead or unknown targets, moves during the cool-down or beyond the budgets,
+deferrals that would break the lag bound.  At most one action per trajectory survives; where several
+policies speak about one trajectory, `PRECEDENCE` says who is heard.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steersman.controller.config import GuardConfig
+from steersman.estimators.lifecycle import Phase
+from steersman.estimators.observation import NO_VERSION, Observation
+from steersman.policies.decision import Action, Decision
+
+PRECEDENCE = (
+    Action.STOP,
+    Action.RESTART,
+    Action.DEFER,
+    Action.ISOLATE,
+    Action.MIGRATE,
+    Action.PLACE,
+)
+"""An action that ends work makes any action that moves it pointless, so it is heard first."""
+
+LEGAL_PHASES = {
+    Action.STOP: (Phase.RUNNING, Phase.QUEUED),
+    Action.RESTART: (Phase.RUNNING,),
+    Action.DEFER: (Phase.RUNNING, Phase.QUEUED),
+    Action.ISOLATE: (Phase.RUNNING,),
+    Action.MIGRATE: (Phase.RUNNING,),
+    Action.PLACE: (Phase.QUEUED,),
+}
+TARGETED = frozenset({Action.PLACE, Action.MIGRATE, Action.ISOLATE})
+CROSSING = frozenset({Action.MIGRATE, Action.ISOLATE})
+"""Actions that rest on what the target reported of itself."""
+MOVING = frozenset({Action.MIGRATE, Action.ISOLATE, Action.DEFER, Action.RESTART})
+"""Actions that abort a running request, and so cost a prefill somewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A decision that is not carried out, and why."""
+
+    decision: Decision
+    why: str
+
+
+def guard(
+    observation: Observation, proposed: list[Decision], config: GuardConfig
+) -> tuple[list[Decision], list[Dropped]]:
+    """Split `proposed` into what may be done now and what may not."""
+    rank = {action: place for place, action in enumerate(PRECEDENCE)}
+    kept: list[Decision] = []
+    dropped: list[Dropped] = []
+    check = _Check(observation, config)
+    seen: set[int] = set()
+    if len({decision.action for decision in proposed}) > 1:
+        proposed = sorted(proposed, key=lambda d: rank.get(d.action, len(rank)))
+    for decision in proposed:
+        if decision.trajectory_id in seen:
+            dropped.append(Dropped(decision, "another action for this trajectory comes first"))
+            continue
+        why = check.objection(decision)
+        if why:
+            dropped.append(Dropped(decision, why))
+        else:
+            seen.add(decision.trajectory_id)
+            kept.append(decision)
+    return kept, dropped
+
+
+class _Check:
+    """The checks of one tick, with what they need looked up once."""
+
+    def __init__(self, observation: Observation, config: GuardConfig) -> None:
+        t, replicas = observation.trajectories, observation.replicas
+        self._observation, self._config = observation, config
+        self._ids = t.trajectory_id
+        self._phase = t.phase.tolist()
+        self._alive = dict(zip(replicas.names, replicas.alive.tolist(), strict=True))
+        self._age_s = dict(zip(replicas.names, replicas.metrics_age_s.tolist(), strict=True))
+        self._max_age_s = config.metrics_max_age_s
+        self._moves_left = config.max_moves_per_tick
+
+    def objection(self, decision: Decision) -> str:
+        """Why not, or ''.  Counts what it lets through."""
+        row = self._row(decision)
+        if row < 0:
+            return "no such trajectory"
+        legal = LEGAL_PHASES.get(decision.action)
+        if legal is None:
+            return f"{decision.action} is not an action on trajectories that can be carried out"
+        if self._phase[row] not in legal:
+            return f"it is {Phase(self._phase[row]).name.lower()}"
+        if decision.action in TARGETED and not self._alive.get(decision.replica, False):
+            return f"replica {decision.replica!r} is not alive"
+        if decision.action in CROSSING and self._age_s[decision.replica] > self._max_age_s:
+            age_s = self._age_s[decision.replica]
+            return f"the figures of {decision.replica!r} are {age_s:.1f} s old"
+        if decision.action in MOVING and self._phase[row] == Phase.RUNNING:
+            return self._moving_objection(decision, row)
+        if decision.action is Action.DEFER:
+            return self._deferral_objection(row)
+        return ""
+
+    def _moving_objection(self, decision: Decision, row: int) -> str:
+        t, config = self._observation.trajectories, self._config
+        if self._moves_left <= 0:
+            return f"the {config.max_moves_per_tick} moves of this tick are used up"
+        if t.moves[row] >= config.max_moves_per_trajectory:
+            return f"it has been moved {t.moves[row]} times"
+        if self._observation.now_s - t.moved_s[row] < config.move_cooldown_s:
+            return "it was moved a moment ago"
+        if decision.action is Action.DEFER:
+            objection = self._deferral_objection(row)
+            if objection:
+                return objection
+        self._moves_left -= 1
+        return ""
+
+    def _deferral_objection(self, row: int) -> str:
+        t, trainer = self._observation.trajectories, self._observation.trainer
+        if t.deferred[row] >= self._config.max_deferrals:
+            return f"it has been deferred {t.deferred[row]} times"
+        oldest = int(t.oldest_weight_version[row])
+        if oldest == NO_VERSION:
+            oldest = trainer.weight_version
+        lag = trainer.weight_version + 1 - oldest
+        if lag > trainer.max_lag:
+            return f"the next step would resume it at lag {lag}; the bound is {trainer.max_lag}"
+        return ""
+
+    def _row(self, decision: Decision) -> int:
+        row = decision.row
+        if 0 <= row < len(self._ids) and self._ids[row] == decision.trajectory_id:
+            return row
+        row = int(np.searchsorted(self._ids, decision.trajectory_id))
+        found = row < len(self._ids) and self._ids[row] == decision.trajectory_id
+        return row if found else -1

@@ -1,0 +1,276 @@
+"""The HTML page: a headline table, charts, a timeline, decisions, and what it does not show."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+from steersman.controller.report import charts
+from steersman.controller.report._style import CSS
+from steersman.controller.report.summary import EDGE_STEPS, RunSummary
+from steersman.estimators.errors import InvalidInputError
+
+DECISIONS_SHOWN = 10
+Figure = float | int | None
+
+
+def write_report(out: Path, runs: Sequence[RunSummary]) -> None:
+    """Write one self-contained page; the first run is what the others are compared with."""
+    if not runs:
+        raise InvalidInputError("a report needs at least one run")
+    body = "".join(
+        (
+            _head(runs),
+            _headline(runs),
+            _caveats(runs),
+            _charts(runs),
+            _timelines(runs),
+            _decisions(runs),
+            _facts(runs),
+        )
+    )
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>Steersman report</title><style>{CSS}</style></head>"
+        f"<body><main>{body}</main></body></html>\n"
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+
+
+def _head(runs: Sequence[RunSummary]) -> str:
+    names = " against ".join(escape(run.policy) for run in runs)
+    first = runs[0].facts
+    steps = max(len(run.timed_steps) for run in runs)
+    return (
+        f'<header><p class="kicker">Steersman rollout report</p><h1>{names}</h1>'
+        f"<p class=sub>{steps} steps each, {escape(first.get('replicas', '?'))}. "
+        f"Started {escape(first.get('started', '?'))}.</p>{_legend(runs)}</header>"
+    )
+
+
+def _legend(runs: Sequence[RunSummary]) -> str:
+    items = "".join(
+        f'<li><svg viewBox="0 0 30 10" class="swatch"><path class="line c{i}" d="M1 5L29 5" '
+        f'stroke-dasharray="{charts.DASHES[i % len(charts.DASHES)]}"/></svg>'
+        f"{escape(run.policy)}</li>"
+        for i, run in enumerate(runs)
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+ROWS: list[tuple[str, str, Callable[[RunSummary], Figure], str]] = [
+    ("Rollout time of a step, median", "s", lambda r: r.step_s(0.5), ".2f"),
+    ("Rollout time of a step, 90th percentile", "s", lambda r: r.step_s(0.9), ".2f"),
+    ("Rollout time, all steps and the final drain", "s", lambda r: r.rollout_s, ".1f"),
+    ("Tokens in answers", "", lambda r: r.tokens, ",d"),
+    ("Tokens per second of rollout", "", lambda r: _ratio(r.tokens, r.rollout_s), ",.0f"),
+    ("Answers asked for", "", lambda r: r.asked, ",d"),
+    ("Answers delivered", "", lambda r: len(r.lengths), ",d"),
+    ("ended by the model", "-", lambda r: r.total("finished"), ",d"),
+    ("cut off at the token cap", "-", lambda r: r.total("truncated"), ",d"),
+    ("stopped or failed", "-", lambda r: r.total("other"), ",d"),
+    ("Migrated (times)", "", lambda r: r.total("migrated"), ",d"),
+    ("Deferred to a later step (times)", "", lambda r: r.total("deferred"), ",d"),
+    ("Restarted or expired", "", lambda r: r.total("replaced"), ",d"),
+    ("Mean length, all answers", "tokens", lambda r: r.mean_length_asked, ".1f"),
+    ("Mean length, answers in their own step", "tokens", lambda r: r.mean_length_kept, ".1f"),
+    (
+        "Groups whose rewards are all equal",
+        "%",
+        lambda r: _ratio(100 * r.degenerate_groups, r.rewarded_groups),
+        ".1f",
+    ),
+    (f"Mean reward, first {EDGE_STEPS} steps", "", lambda r: r.edge_rewards()[0], ".3f"),
+    (f"Mean reward, last {EDGE_STEPS} steps", "", lambda r: r.edge_rewards()[1], ".3f"),
+    (
+        "Engine against trainer, largest difference in log p",
+        "",
+        lambda r: r.logprob_difference,
+        ".1e",
+    ),
+    ("Answers lost", "!", lambda r: r.lost, "d"),
+    ("Answers doubled", "!", lambda r: r.doubled, "d"),
+    ("Objections of the trace's invariants", "!", lambda r: len(r.problems), "d"),
+    ("Times the fallback took over", "", lambda r: r.fail_open, "d"),
+]
+"""Text, unit ("-": a part of the row above; "!": must be 0), figure, format."""
+COMPARED = 5
+"""The first rows also show the difference from the first run."""
+
+
+def _headline(runs: Sequence[RunSummary]) -> str:
+    head = "".join(
+        f'<th scope="col"><i class="chip c{i}"></i>{escape(run.policy)}</th>'
+        for i, run in enumerate(runs)
+    )
+    rows = "".join(_row(number, runs) for number in range(len(ROWS)))
+    return (
+        '<section><h2>In numbers</h2><div class="scroll"><table class="figures"><thead><tr>'
+        f"<th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _row(number: int, runs: Sequence[RunSummary]) -> str:
+    text, unit, figure, form = ROWS[number]
+    values = [figure(run) for run in runs]
+    cells = []
+    for i, value in enumerate(values):
+        css = "bad" if unit == "!" and value else "good" if unit == "!" else ""
+        delta = _delta(values[0], value) if i and number < COMPARED else ""
+        cells.append(f'<td class="{css}">{_shown(value, form)}{delta}</td>')
+    kind = "part" if unit == "-" else ""
+    tail = f' <span class="unit">{unit}</span>' if unit not in ("", "-", "!") else ""
+    return f'<tr class="{kind}"><th scope="row">{text}{tail}</th>{"".join(cells)}</tr>'
+
+
+def _delta(base: Figure, value: Figure) -> str:
+    if not base or value is None:
+        return ""
+    return f'<span class="delta">{100 * (value / base - 1):+.1f} %</span>'
+
+
+def _shown(value: Figure, form: str) -> str:
+    if value is None:
+        return '<span class="none">none</span>'
+    return format(value, form).replace(",", "\u202f").replace("-", "\u2212")
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _caveats(runs: Sequence[RunSummary]) -> str:
+    seeds = {run.facts.get("seed", "?") for run in runs}
+    return (
+        '<section class="caveat"><h2>What this shows, and what it does not</h2><p>'
+        "Live runs, one per column, on the machine named below, with "
+        f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Times are of rollout only: from the "
+        "request for a step to its last answer that was waited for. Training and weight pushes "
+        "are not in them. A deferred answer leaves its step early and comes with a later one, so "
+        "read times together with the answers delivered, with both mean lengths, and with the "
+        "final drain.</p><p>One run is one sample: sampled tokens, reward and the machine's other "
+        "work vary from run to run. A difference between two columns is no proof until it "
+        "repeats over several seeds.</p></section>"
+    )
+
+
+def _charts(runs: Sequence[RunSummary]) -> str:
+    return (
+        '<section><h2>Step by step</h2><div class="grid2">'
+        + _figure(
+            "Rollout time of each step",
+            "The final drain is not drawn; it is in the table's total.",
+            charts.step_times(runs),
+        )
+        + _figure(
+            "Mean reward of each step",
+            "Over the answers that the step delivered. Higher is better.",
+            charts.rewards(runs),
+        )
+        + _figure(
+            "Length of the answers",
+            "All answers, late ones included. Diamonds mark the means.",
+            charts.lengths(runs),
+        )
+        + _occupancy(runs)
+        + "</div></section>"
+    )
+
+
+def _occupancy(runs: Sequence[RunSummary]) -> str:
+    step = charts.busiest_step(runs)
+    if step is None:
+        return ""
+    return _figure(
+        f"Sequences running during step {step}",
+        "On the whole fleet. A long thin tail is what holds a step.",
+        charts.occupancy(runs, step),
+    )
+
+
+def _figure(title: str, note: str, svg: str) -> str:
+    return f"<figure><figcaption><b>{title}</b><span>{note}</span></figcaption>{svg}</figure>"
+
+
+def _timelines(runs: Sequence[RunSummary]) -> str:
+    step = charts.busiest_step(runs)
+    if step is None:
+        return ""
+    used = {bar.ending for run in runs for bar in run.bars}
+    keys = "".join(
+        f'<li><i class="key {ending}"></i>{ending}</li>'
+        for ending in charts.ENDINGS
+        if ending in used
+    )
+    pictures = "".join(
+        f'<figure class="wide"><figcaption><b>{escape(run.policy)}</b>'
+        f"<span>{_step_text(run, step)}</span></figcaption>{svg}</figure>"
+        for run, svg in zip(
+            [run for run in runs if any(s.step == step for s in run.steps)],
+            charts.timeline(runs, step),
+            strict=True,
+        )
+    )
+    return (
+        f"<section><h2>Who was busy in step {step}</h2><p>Each bar is one attempt on one replica, "
+        "coloured by how it ended; a diamond marks where it was moved away. The step shown is the "
+        "one in which most was moved, not a typical one. The time axes are the same.</p>"
+        f'<ul class="legend">{keys}</ul>{pictures}</section>'
+    )
+
+
+def _step_text(run: RunSummary, number: int) -> str:
+    step = next(s for s in run.steps if s.step == number)
+    return (
+        f"{step.seconds:.2f} s, {step.tokens:,} tokens delivered, {step.migrated} migrated, "
+        f"{step.deferred} deferred, {step.resumed} resumed"
+    )
+
+
+def _decisions(runs: Sequence[RunSummary]) -> str:
+    parts = []
+    for i, run in enumerate(runs):
+        name = f'<h3><i class="chip c{i}"></i>{escape(run.policy)}</h3>'
+        if not run.decisions:
+            placed = f"It placed {run.placed} trajectories and never interrupted one."
+            parts.append(f"{name}<p>{placed}</p>")
+            continue
+        rows = "".join(
+            f"<tr><td class=num>{d.t_s:.1f}</td><td>{escape(d.action)}</td>"
+            f"<td class=num>{d.trajectory_id}</td><td>{escape(d.replica) or '&ndash;'}</td>"
+            f"<td class=num>{d.gain_s:.2f}</td><td class=num>{d.cost_s:.2f}</td>"
+            f"<td>{escape(d.outcome) or '?'}</td><td>{escape(d.reason)}</td></tr>"
+            for d in run.decisions[:DECISIONS_SHOWN]
+        )
+        shown = min(DECISIONS_SHOWN, len(run.decisions))
+        parts.append(
+            f"{name}<p>{shown} of {len(run.decisions)}, by predicted gain less cost; "
+            f"it placed {run.placed} trajectories besides.</p>"
+            '<div class="scroll"><table class="decisions"><thead><tr><th>at, s</th><th>action</th>'
+            "<th>trajectory</th><th>target</th><th>gain, s</th><th>cost, s</th><th>outcome</th>"
+            f"<th>why</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        )
+    return f"<section><h2>Decisions that interrupted a trajectory</h2>{''.join(parts)}</section>"
+
+
+def _facts(runs: Sequence[RunSummary]) -> str:
+    keys = list(dict.fromkeys(key for run in runs for key in run.facts))
+    rows = "".join(
+        f'<tr><th scope="row">{escape(key)}</th>'
+        + "".join(f"<td>{escape(run.facts.get(key, '?'))}</td>" for run in runs)
+        + "</tr>"
+        for key in keys
+    )
+    head = "".join(f"<th>{escape(run.policy)}</th>" for run in runs)
+    problems = "".join(
+        f"<li>{escape(run.policy)}: {escape(text)}</li>"
+        for run in runs
+        for text in run.problems[:DECISIONS_SHOWN]
+    )
+    listed = f"<h3>Objections</h3><ul>{problems}</ul>" if problems else ""
+    return (
+        '<section><h2>The runs</h2><div class="scroll"><table class="facts"><thead><tr><th></th>'
+        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>{listed}</section>"
+    )

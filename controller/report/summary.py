@@ -1,0 +1,154 @@
+"""What a report says of one run, in numbers."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean
+
+EDGE_STEPS = 3
+"""Steps averaged into the first and the last reward: a single step's mean is mostly noise."""
+
+
+@dataclass(slots=True)
+class StepSummary:
+    """One step.  Everything that was delivered by it counts here, whenever it was asked for."""
+
+    step: int
+    started_s: float
+    seconds: float
+    """Of rollout: from the request to the last answer that was waited for."""
+    groups: int = 0
+    tokens: int = 0
+    asked_groups: int = 0
+    """Groups admitted by it; 0: it only drained what was parked."""
+    finished: int = 0
+    truncated: int = 0
+    other: int = 0
+    """Stopped or failed."""
+    migrated: int = 0
+    deferred: int = 0
+    resumed: int = 0
+    replaced: int = 0
+    """Restarted or expired: a fresh sample took the slot."""
+    rewards: list[float] = field(default_factory=list)
+
+    @property
+    def drains(self) -> bool:
+        """Whether it asked for nothing new."""
+        return self.asked_groups == 0
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward of what it delivered."""
+        return fmean(self.rewards) if self.rewards else None
+
+
+@dataclass(slots=True)
+class Bar:
+    """One attempt on one replica, for the timeline."""
+
+    trajectory_id: int
+    replica: str
+    start_s: float
+    prefix_tokens: int
+    end_s: float = math.nan
+    tokens: int = 0
+    ending: str = "open"
+    """finished, truncated, migrated, deferred, stopped, lost or open."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionSummary:
+    """One decision that interrupted a trajectory."""
+
+    t_s: float
+    trajectory_id: int
+    action: str
+    replica: str
+    gain_s: float
+    cost_s: float
+    reason: str
+    outcome: str
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """One run; made from its trace by `summarize`."""
+
+    policy: str = "?"
+    facts: dict[str, str] = field(default_factory=dict)
+    """Seed, replicas, machine and the like, for a person."""
+    replicas: list[str] = field(default_factory=list)
+    steps: list[StepSummary] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    decisions: list[DecisionSummary] = field(default_factory=list)
+    """Most consequential first: by predicted gain less cost."""
+    placed: int = 0
+    """Place decisions, which are not listed."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of every answer."""
+    on_time_lengths: list[int] = field(default_factory=list)
+    """Tokens of the answers that came in the step that asked for them."""
+    asked: int = 0
+    """Answers asked for: the sizes of all admitted groups."""
+    degenerate_groups: int = 0
+    """Delivered groups whose rewards are all the same: they teach nothing."""
+    rewarded_groups: int = 0
+    lost: int = 0
+    """Answers asked for that never came (those of groups that were given up do not count)."""
+    doubled: int = 0
+    logprob_difference: float | None = None
+    """Largest |engine - trainer| over all probes after weight pushes."""
+    fail_open: int = 0
+    """Times the fallback had to take over."""
+    problems: list[str] = field(default_factory=list)
+    """What the trace's invariants object to."""
+
+    @property
+    def timed_steps(self) -> list[StepSummary]:
+        """The steps that asked for something."""
+        return [step for step in self.steps if not step.drains]
+
+    @property
+    def rollout_s(self) -> float:
+        """Seconds of rollout over all steps, the final drain included."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(self.lengths)
+
+    def step_s(self, level: float) -> float | None:
+        """Quantile of the step times."""
+        return quantile([step.seconds for step in self.timed_steps], level)
+
+    def total(self, name: str) -> int:
+        """Sum of a count over all steps."""
+        return sum(getattr(step, name) for step in self.steps)
+
+    def edge_rewards(self) -> tuple[float | None, float | None]:
+        """Mean reward of the first and of the last steps."""
+        rewards = [step.reward for step in self.timed_steps if step.reward is not None]
+        return _mean(rewards[:EDGE_STEPS]), _mean(rewards[-EDGE_STEPS:])
+
+    @property
+    def mean_length_asked(self) -> float | None:
+        """Mean tokens of every answer, late ones included."""
+        return _mean(self.lengths)
+
+    @property
+    def mean_length_kept(self) -> float | None:
+        """Mean tokens of the answers that came in their own step."""
+        return _mean(self.on_time_lengths)
+
+
+def quantile(values: Iterable[float], level: float) -> float | None:
+    """Nearest-rank quantile; None of nothing."""
+    ordered = sorted(values)
+    return ordered[min(int(level * len(ordered)), len(ordered) - 1)] if ordered else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    kept = list(values)
+    return fmean(kept) if kept else None

@@ -1,0 +1,80 @@
+"""What goes in and what comes back: prompts, trajectories, groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from steersman.estimators.lifecycle import CorrectnessClass, Disposition
+from steersman.mechanisms.execution import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One training prompt, already tokenized."""
+
+    prompt_id: str
+    """Its name; the same prompt in a later step should have the same one."""
+    token_ids: Sequence[int]
+
+    @property
+    def key(self) -> int:
+        """Stable 63-bit hash of the name, for arrays."""
+        return int.from_bytes(blake2b(self.prompt_id.encode(), digest_size=8).digest()) >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished sample, with everything a trainer needs to use it rightly."""
+
+    trajectory_id: int
+    prompt_id: str
+    slot: int
+    """0 .. group size - 1."""
+    token_ids: list[int]
+    """What was generated, the stop token included."""
+    logprobs: list[float]
+    """Behaviour log-probability of each token, under the weights that wrote it (temperature 1)."""
+    segments: list[Segment]
+    disposition: Disposition
+    correctness: CorrectnessClass
+    weight: float
+    """1 unless it was selected with a known probability; then its inverse."""
+    lag: int
+    """Trainer version at delivery minus the oldest version that wrote a token."""
+    moves: int
+    deferrals: int
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model ended it by itself."""
+        return self.disposition is Disposition.FINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one prompt: delivered whole, or not yet."""
+
+    group_id: int
+    prompt_id: str
+    admitted_step: int
+    delivered_step: int
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The books: `queued == ended + unfinished` always holds."""
+
+    queued: int
+    ended: int
+    parked: int
+    answered: int
+    """Ended with an answer for the trainer."""
+    dispositions: dict[str, int]
+    moves: int
+    deferrals: int
+
+    @property
+    def unfinished(self) -> int:
+        """Trajectories that have not ended."""
+        return self.queued - self.ended

@@ -1,0 +1,368 @@
+"""The session a trainer holds: prompts in, whole groups out.
+
+`rollout` is one synchronous step: it returns when each group of the step is answered or, if the
+controller deferred some of its trajectories, parked.  Parked groups are not lost: the next call
+resumes them, on the weights of then, and returns them with its own.  `stream` is the asynchronous
+mode: it keeps a number of groups in flight and yields them as they become complete.  `drain`
+finishes whatever is parked.
+
+Each prompt given comes back exactly once, with exactly `group_size` trajectories.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from steersman.controller.core import Controller
+from steersman.controller.ledger import GroupState, Ledger
+from steersman.controller.loop import ControlLoop
+from steersman.controller.results import Counts, Group, Prompt
+from steersman.controller.trace import records
+from steersman.controller.trace.writer import TraceWriter
+from steersman.estimators.errors import FleetError, InvalidInputError
+from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase
+from steersman.estimators.observation import Objective, TrainerSignal
+from steersman.mechanisms.execution import ToEnd
+from steersman.mechanisms.fleet import Fleet, LogprobProbe, NamedTensors, Sampling
+
+CLOSE_TIMEOUT_S = 10.0
+"""How long a closing session waits for aborts to come back; a fleet that is gone answers never."""
+
+log = logging.getLogger(__name__)
+
+
+class RolloutSession:
+    """Rollouts on one fleet under one controller.  Use as an async context manager."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        controller: Controller,
+        *,
+        trace: TraceWriter | None = None,
+        weight_version: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fleet, self.controller = fleet, controller
+        self.weight_version = weight_version
+        self.step = -1
+        """Number of the present step; `rollout` begins the next one."""
+        self.trace = trace if trace is not None else TraceWriter(None)
+        self._ledger = Ledger(fleet, self.trace, clock, run_id=uuid.uuid4().hex[:8])
+        self._ledger.on_change = self._on_change
+        self._changed = asyncio.Event()
+        self._objective = Objective.BARRIER
+        self._may_defer = True
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open = self._rolling_out = False
+
+    async def __aenter__(self) -> Self:
+        config = self.controller.config
+        self.trace.write(
+            records.RunStarted(
+                t_s=0.0,
+                started_unix_s=time.time(),
+                config=msgspec.to_builtins(config),
+                replicas=list(self.fleet.replicas),
+                seed=config.seed,
+            )
+        )
+        self._loop = ControlLoop(self.controller, self._ledger, self.trace, self._signal)
+        steering = asyncio.create_task(self._loop.run(), name="steersman-loop")
+        steering.add_done_callback(self._loop_ended)
+        watching = asyncio.create_task(self._watch_fleet(), name="steersman-fleet-watch")
+        self._tasks = [steering, watching]
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open = False
+        await self._abandon(list(self._ledger.groups.values()), "the session was closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._loop.close()
+        self.trace.write(records.RunEnded(t_s=self._ledger.now_s(), clean=kind is None))
+        self.trace.close()
+
+    async def rollout(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int = 8,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+    ) -> list[Group]:
+        """One synchronous step.
+
+        Parameters
+        ----------
+        prompts
+            Admitted as one group each.
+        group_size
+            Samples per prompt, >= 1.
+        max_new_tokens
+            Token cap of each sample, over all its segments.
+        sampling
+            Defaults to temperature 1.  A seed is mixed with the group's number and the sample's, so
+            one seed for the whole run gives different samples everywhere, the same in each run.
+
+        Returns
+        -------
+        list of Group
+            The complete groups: this step's, and earlier ones that were parked, oldest first.
+
+        Raises
+        ------
+        InvalidInputError
+            Before anything is started.
+        FleetError
+            No replica is alive any more.
+        """
+        sampling = sampling if sampling is not None else Sampling()
+        self._validate(prompts, group_size, max_new_tokens)
+        return await self._barrier(prompts, group_size, max_new_tokens, sampling)
+
+    async def drain(self) -> list[Group]:
+        """Resume what is parked and let it end, without deferring again."""
+        self._may_defer = False
+        try:
+            return await self._barrier([], 1, 1, Sampling())
+        finally:
+            self._may_defer = True
+
+    async def stream(
+        self,
+        prompts: Iterable[Prompt],
+        group_size: int = 8,
+        *,
+        max_new_tokens: int,
+        inflight_groups: int,
+        sampling: Sampling | None = None,
+    ) -> AsyncIterator[Group]:
+        """Groups as they become complete, with at most `inflight_groups` begun and not yielded.
+
+        Weights may be pushed in between; each trajectory's segments tell which version wrote what.
+        Parameters and errors as in `rollout`; a bad prompt raises when its turn comes.  Closing the
+        iterator early abandons what is in flight.
+        """
+        sampling = sampling if sampling is not None else Sampling()
+        if inflight_groups < 1:
+            raise InvalidInputError(f"inflight_groups is {inflight_groups}; valid: 1 or more")
+        source, mine = iter(prompts), dict[int, GroupState]()
+        self._begin()
+        self._objective = Objective.STREAM
+        try:
+            while True:
+                while len(mine) < inflight_groups and (prompt := next(source, None)) is not None:
+                    self._validate([prompt], group_size, max_new_tokens)
+                    group = self._ledger.admit(
+                        prompt, group_size, max_new_tokens, sampling, self.step
+                    )
+                    mine[group.group_id] = group
+                if not mine:
+                    return
+                await self._until(lambda: any(group.complete for group in mine.values()))
+                done = next(group for group in mine.values() if group.complete)
+                del mine[done.group_id]
+                yield self._ledger.deliver(done, self.step, self.weight_version)
+        finally:
+            self._objective, self._rolling_out = Objective.BARRIER, False
+            await self._abandon(list(mine.values()), "the stream was closed")
+
+    async def push_weights(
+        self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
+    ) -> None:
+        """Put new weights on every replica; what is in flight goes on under them.
+
+        `probes` are scored by each replica after the push and compared with the trainer's
+        log-probabilities; `WeightMismatchError` says that a replica does not hold what was sent.
+        Trajectories that would exceed the lag bound are replaced by fresh ones.
+        """
+        if weight_version <= self.weight_version:
+            raise InvalidInputError(
+                f"weight_version {weight_version} is not newer than {self.weight_version}"
+            )
+        started_s = self._ledger.now_s()
+        await self.fleet.update_weights(tensors, weight_version, probes)
+        self.weight_version = weight_version
+        now_s = self._ledger.now_s()
+        self.trace.write(
+            records.WeightsPushed(
+                t_s=now_s, weight_version=weight_version, seconds=now_s - started_s
+            )
+        )
+        for execution in list(self._ledger.executions.values()):
+            if execution.phase is not Phase.PARKED and self._expired(
+                execution.oldest_weight_version
+            ):
+                execution.leave(_EXPIRE, f"beyond the lag bound at version {weight_version}")
+
+    def reward(self, trajectory_id: int, reward: float) -> None:
+        """Tell what a delivered trajectory earned, so that the trace has it."""
+        self.trace.write(
+            records.Rewarded(t_s=self._ledger.now_s(), trajectory_id=trajectory_id, reward=reward)
+        )
+
+    def kill_switch(self, why: str = "switched off by the caller") -> None:
+        """From now on the trainer's default rule decides."""
+        self._loop.switch_off(why)
+
+    def counts(self) -> Counts:
+        """The books: what was queued, what ended and how."""
+        return self._ledger.counts()
+
+    @property
+    def controller_state(self) -> str:
+        """Who decides, and why: "enforcing: ...", "fail_open: ..." and so on."""
+        return f"{self._loop.state}: {self._loop.why}"
+
+    async def _barrier(
+        self, prompts: Sequence[Prompt], group_size: int, max_new_tokens: int, sampling: Sampling
+    ) -> list[Group]:
+        self._begin()
+        ledger, started_s = self._ledger, self._ledger.now_s()
+        self._resume_parked()
+        for prompt in prompts:
+            ledger.admit(prompt, group_size, max_new_tokens, sampling, self.step)
+        mine = list(ledger.groups.values())
+        self.trace.write(
+            records.StepStarted(
+                t_s=started_s,
+                step=self.step,
+                weight_version=self.weight_version,
+                objective=self._objective.value,
+                groups=len(mine),
+                max_lag=self.controller.config.max_lag,
+            )
+        )
+        try:
+            await self._until(lambda: all(group.settled for group in mine))
+        except BaseException:
+            await self._abandon(mine, "the step was given up")
+            raise
+        finally:
+            self._rolling_out = False
+        groups = [
+            ledger.deliver(group, self.step, self.weight_version)
+            for group in mine
+            if group.complete
+        ]
+        now_s = ledger.now_s()
+        self.trace.write(
+            records.StepEnded(
+                t_s=now_s,
+                step=self.step,
+                seconds=now_s - started_s,
+                tokens=sum(len(t.token_ids) for g in groups for t in g.trajectories),
+                groups=len(groups),
+            )
+        )
+        return groups
+
+    def _begin(self) -> None:
+        if not self._open:
+            raise InvalidInputError("the session is not open; use it as `async with`")
+        if self._rolling_out:
+            raise InvalidInputError("a rollout of this session is under way; await it first")
+        self._rolling_out = True
+        self.step += 1
+
+    def _resume_parked(self) -> None:
+        for execution in list(self._ledger.executions.values()):
+            if execution.phase is not Phase.PARKED:
+                continue
+            if self._expired(execution.oldest_weight_version):
+                execution.leave(_EXPIRE, f"beyond the lag bound at step {self.step}")
+            else:
+                execution.resume(f"step {self.step} began")
+
+    def _expired(self, oldest: int | None) -> bool:
+        if oldest is None:
+            return False
+        return self.weight_version - oldest > self.controller.config.max_lag
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Wait until `done()`; it is asked after each change."""
+        while not done():
+            if not any(self.fleet.is_alive(info.name) for info in self.fleet.replicas):
+                raise FleetError("no replica is alive; the step cannot be completed")
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _abandon(self, groups: list[GroupState], why: str) -> None:
+        for group in groups:
+            for execution in group.slots:
+                if execution.phase is not Phase.ENDED:
+                    execution.leave(ToEnd(Disposition.ABANDONED), why)
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while any(e.phase is not Phase.ENDED for g in groups for e in g.slots):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.error("%s: some replicas did not confirm their aborts in time", why)
+            return
+        for group in groups:
+            self._ledger.abandon(group)
+
+    def _validate(self, prompts: Sequence[Prompt], group_size: int, max_new_tokens: int) -> None:
+        if group_size < 1:
+            raise InvalidInputError(f"group_size is {group_size}; valid: 1 or more")
+        if max_new_tokens < 1:
+            raise InvalidInputError(f"max_new_tokens is {max_new_tokens}; valid: 1 or more")
+        if not prompts:
+            raise InvalidInputError("no prompts were given; valid: one or more")
+        limit = min(info.max_model_len for info in self.fleet.replicas)
+        for prompt in prompts:
+            length = len(prompt.token_ids)
+            if length == 0:
+                raise InvalidInputError(f"prompt {prompt.prompt_id!r} is empty")
+            if length + max_new_tokens > limit:
+                raise InvalidInputError(
+                    f"prompt {prompt.prompt_id!r} has {length} tokens; with max_new_tokens "
+                    f"{max_new_tokens} that exceeds the fleet's max_model_len of {limit}"
+                )
+
+    def _signal(self) -> TrainerSignal:
+        config = self.controller.config
+        return TrainerSignal(
+            step=max(self.step, 0),
+            weight_version=self.weight_version,
+            max_lag=config.max_lag if self._may_defer else 0,
+            objective=self._objective,
+        )
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        if self._tasks:
+            self._loop.wake()
+
+    def _loop_ended(self, loop: asyncio.Task[None]) -> None:
+        if not self._open:
+            return
+        why = "the control loop was cancelled" if loop.cancelled() else repr(loop.exception())
+        task = asyncio.create_task(self._loop.run_default(why), name="steersman-default")
+        task.add_done_callback(self._loop_ended)
+        self._tasks.append(task)
+
+    async def _watch_fleet(self) -> None:
+        """A replica that died or joined changes what can be decided."""
+        while True:
+            await self.fleet.changed.wait()
+            self.fleet.changed.clear()
+            self._on_change()
+
+
+_EXPIRE = ToEnd(Disposition.EXPIRED, CorrectnessClass.EMPIRICAL)
