@@ -19,7 +19,7 @@ COMMANDS = {
         "steersman.examples.demo",
         "train a tiny model on a local fleet, steered and unsteered, and compare",
     ),
-    "report": ("steersman.controller.report.command", "make one HTML page from traces"),
+    "report": ("steersman.controller.commands.report", "make one HTML page from traces"),
     "policies": ("steersman.controller.commands.policies", "list the parts that can be chosen"),
     "trace": ("steersman.controller.commands.trace", "check a trace, or export it as Parquet"),
 }

@@ -54,6 +54,8 @@ class GuardConfig(Section, frozen=True):
     """Moves in a trajectory's whole life; 0: it stays where it was placed."""
     max_deferrals: Count = 2
     """Times a trajectory may be parked for a later step; 0: never."""
+    max_restarts: Count = 1
+    """Times one slot of a group may be restarted; 0: never.  Every restart throws work away."""
     metrics_max_age_s: float = 5.0
     """Replica figures older than this many seconds are not trusted."""
 
@@ -70,7 +72,7 @@ class TraceConfig(Section, frozen=True):
     progress_every_s: float = 1.0
     """Seconds between reports of replicas and of tokens so far; 0: at every tick."""
     observations: bool = False
-    """Whether every observation is recorded whole.  A replay needs it; 0.3 kB per trajectory and
+    """Whether every observation is recorded whole.  A replay needs it; 0.1 kB per trajectory and
     tick."""
     token_ids: bool = False
     """Whether prompts' token ids are recorded.  Off: the trace holds no content."""

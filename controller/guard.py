@@ -114,10 +114,10 @@ class _Check:
             return f"it has been moved {t.moves[row]} times"
         if self._observation.now_s - t.moved_s[row] < config.move_cooldown_s:
             return "it was moved a moment ago"
-        if decision.action is Action.DEFER:
-            objection = self._deferral_objection(row)
-            if objection:
-                return objection
+        if decision.action is Action.RESTART and t.restarts[row] >= config.max_restarts:
+            return f"its slot has been restarted {t.restarts[row]} times"
+        if decision.action is Action.DEFER and (objection := self._deferral_objection(row)):
+            return objection
         self._moves_left -= 1
         return ""
 

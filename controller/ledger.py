@@ -112,6 +112,7 @@ class Ledger:
                 "max_new_tokens",
                 "moves",
                 "deferred",
+                "restarts",
                 "oldest_weight_version",
             ),
         )
@@ -286,6 +287,7 @@ class Ledger:
             moved_s=-np.inf,
             moves=0,
             deferred=0,
+            restarts=0 if replaces is None else self._restarts(replaces) + 1,
             oldest_weight_version=NO_VERSION,
         )
         redraw = 0 if replaces is None else replaces.spec.trajectory_id + 1
@@ -337,6 +339,10 @@ class Ledger:
         if execution.phase is Phase.QUEUED:
             columns["queued_s"][row] = now_s
 
+    def _restarts(self, execution: Execution) -> int:
+        entry = self._entries[execution.spec.trajectory_id]
+        return int(self._trajectories["restarts"][entry.row])
+
     def _replica_row(self, name: str | None) -> int:
         if name is None:
             return NO_ROW
@@ -379,9 +385,9 @@ class Ledger:
             )
         )
         if disposition in REPLACED:
+            group.slots[entry.slot] = self._queue(group, entry.slot, replaces=execution)
             self._trajectories.give_back(entry.row)
             del self._entries[trajectory_id]
-            group.slots[entry.slot] = self._queue(group, entry.slot, replaces=execution)
         elif disposition.is_answer:
             self._totals["answered"] += 1
             group.answered += 1

@@ -24,7 +24,7 @@ from steersman.controller.ledger import GroupState, Ledger
 from steersman.controller.loop import ControlLoop
 from steersman.controller.results import Counts, Group, Prompt
 from steersman.controller.trace import records
-from steersman.controller.trace.writer import TraceWriter
+from steersman.controller.trace.writer import NoTrace, TraceWriter
 from steersman.estimators.errors import FleetError, InvalidInputError
 from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase
 from steersman.estimators.observation import Objective, TrainerSignal
@@ -53,7 +53,7 @@ class RolloutSession:
         self.weight_version = weight_version
         self.step = -1
         """Number of the present step; `rollout` begins the next one."""
-        self.trace = trace if trace is not None else TraceWriter(None)
+        self.trace = trace if trace is not None else _configured_trace(controller)
         self._ledger = Ledger(fleet, self.trace, clock, run_id=uuid.uuid4().hex[:8])
         self._ledger.on_change = self._on_change
         self._changed = asyncio.Event()
@@ -363,6 +363,11 @@ class RolloutSession:
             await self.fleet.changed.wait()
             self.fleet.changed.clear()
             self._on_change()
+
+
+def _configured_trace(controller: Controller) -> TraceWriter:
+    path = controller.config.trace.path
+    return TraceWriter(path) if path else NoTrace()
 
 
 _EXPIRE = ToEnd(Disposition.EXPIRED, CorrectnessClass.EMPIRICAL)

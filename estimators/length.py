@@ -2,14 +2,15 @@
 
 log(length) = level + offset of the prompt + residual.
 
-1. *Offset*: normal prior N(0, tau^2) plus the prompt's finished trajectories (earlier steps and
+1. *Level* and total variance: a survival curve with forgetting (`_hazard`) of log length itself.
+2. *Offset*: normal prior N(0, tau^2) plus the prompt's finished trajectories (earlier steps and
    this one), plus every sibling that is still alive, as a right-censored observation: a few Newton
    steps on the Tobit likelihood (Tobin 1958).  Leaving the alive out would call every prompt short
    until its long trajectories have ended.
-2. *Residual*: a survival curve with forgetting (`_hazard`) over residuals standardised by their
-   predictive deviation.  A trajectory adds exposure from tick to tick at the location that was
-   believed then, so the curve is learned exactly as it is used.
-3. *Quantile* q of a trajectory of age a: solve S(L) = (1 - q) S(a), cap it, subtract a.
+3. *Residual*: a second curve, over residuals divided by their predictive deviation.  A trajectory
+   adds exposure from tick to tick at the location that was believed then, so the curve is learned
+   exactly as it is used, and makes good what the location gets wrong on average.
+4. *Quantile* q of a trajectory of age a: solve S(L) = (1 - q) S(a), cap it, subtract a.
 
 Stop decisions, restarts and token caps censor; they never count as a length.  It is wrong when the
 lengths of one prompt have two modes (short and long), and for a prompt whose habit just changed.
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steersman.estimators._hazard import EDGES, Hazard
+from steersman.estimators._hazard import SPAN, Hazard
 from steersman.estimators._prompts import PromptTable
 from steersman.estimators.contract import LengthEstimator, State
 from steersman.estimators.forecast import QUANTILES, LengthForecast
@@ -29,10 +30,10 @@ from steersman.estimators.observation import Floats, Ints, Observation
 
 NEWTON_STEPS = 4
 """Enough for 1 % of a deviation from any start; each costs 0.2 ms for 10,000 trajectories."""
-PRIOR_PROMPT_VARIANCE = 0.5
-"""tau^2 before it is known: prompts differ by a factor of 2 (one deviation of log length)."""
-PRIOR_PROMPTS = 10.0
-"""Prompts that prior counts for."""
+PROMPT_SHARE = 0.5
+"""Share of the variance of log length that is between prompts, the rest is within.  TailSieve
+(arXiv 2608.22788) found 0.65; an error costs sharpness, not calibration: the curve comes after."""
+LEVEL_BEFORE_DATA, DEVIATION_BEFORE_DATA = 6.0, 1.0
 DRIFT_PER_STEP = 0.002
 """Variance of log length that a prompt's offset gains per trainer step (weights move on)."""
 MEAN_NODES = np.array([0.0469, 0.2308, 0.5, 0.7692, 0.9531])
@@ -54,11 +55,11 @@ class _Location:
     stretch: Floats
     """Predictive deviation over the residuals' own (1: the offset is known exactly)."""
 
-    def to_grid(self, log_tokens: Floats, level: float) -> Floats:
-        return level + (log_tokens - self.mean) / self.stretch
+    def residual(self, log_tokens: Floats) -> Floats:
+        return (log_tokens - self.mean) / self.stretch
 
-    def from_grid(self, at: Floats, level: float) -> Floats:
-        return self.mean + (at - level) * self.stretch
+    def tokens(self, residual: Floats) -> Floats:
+        return np.asarray(np.exp(np.minimum(self.mean + residual * self.stretch, SPAN)))
 
 
 @dataclass
@@ -70,12 +71,13 @@ class SurvivalLength:
     max_prompts: int = 50_000
     """Prompts remembered, the longest unseen forgotten first; 32 bytes each."""
 
-    _hazard: Hazard = field(default_factory=Hazard, init=False)
+    _lengths: Hazard = field(default_factory=Hazard, init=False)
+    _residuals: Hazard = field(default_factory=lambda: Hazard(-SPAN / 2), init=False)
     _prompts: PromptTable = field(init=False)
     _step: int = field(default=0, init=False)
-    _level: float = field(default=6.0, init=False)
-    _deviation: float = field(default=1.0, init=False)
-    _prompt_variance: float = field(default=PRIOR_PROMPT_VARIANCE, init=False)
+    _level: float = field(default=LEVEL_BEFORE_DATA, init=False)
+    _deviation: float = field(default=DEVIATION_BEFORE_DATA, init=False)
+    """Of log length over all trajectories."""
     _seen_id: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), init=False)
     """Trajectories of the last observation, with their age and location then."""
     _seen: Floats = field(default_factory=lambda: np.zeros((3, 0)), init=False)
@@ -100,16 +102,14 @@ class SurvivalLength:
         t = observation.trajectories
         left = np.maximum(t.max_new_tokens - t.generated_tokens, 0).astype(np.float64)
         left[t.phase == Phase.ENDED] = 0.0
-        if self._hazard.events.sum() < 1.0:
+        if self._lengths.events.sum() < 1.0:
             return LengthForecast(left[:, None] * np.array(QUANTILES), left * 0.5)
         location = self._locate(observation)
-        cumulative = self._hazard.cumulative()
-        age = location.to_grid(_log(t.generated_tokens), self._level)
-        spent = np.interp(age, EDGES, cumulative)
+        cumulative, edges = self._residuals.cumulative(), self._residuals.edges
+        spent = np.interp(location.residual(_log(t.generated_tokens)), edges, cumulative)
 
         def quantile(q: float) -> Floats:
-            at = np.interp(spent - math.log1p(-q), cumulative, EDGES)
-            tokens = np.exp(np.minimum(location.from_grid(at, self._level), EDGES[-1]))
+            tokens = location.tokens(np.interp(spent - math.log1p(-q), cumulative, edges))
             more = np.ceil(tokens) - t.generated_tokens
             return np.asarray(np.clip(more, np.minimum(left, 1.0), left))
 
@@ -120,17 +120,18 @@ class SurvivalLength:
         )
 
     def reset_on_drift(self, keep: float) -> None:
-        """Forget all but `keep` of the curve and of every prompt's weight."""
-        self._hazard.scale(keep)
+        """Forget all but `keep` of the curves and of every prompt's weight."""
+        self._lengths.scale(keep)
+        self._residuals.scale(keep)
         self._prompts.count *= keep
 
     def state_dict(self) -> State:
-        """The curve, the prompts, the scale, and where everyone stood last."""
+        """The curves, the prompts, the scale, and where everyone stood last."""
         return {
             "step": self._step,
-            "scale": [self._level, self._deviation, self._prompt_variance],
-            "events": self._hazard.events.tolist(),
-            "exposure": self._hazard.exposure.tolist(),
+            "scale": [self._level, self._deviation],
+            "lengths": [self._lengths.events.tolist(), self._lengths.exposure.tolist()],
+            "residuals": [self._residuals.events.tolist(), self._residuals.exposure.tolist()],
             "prompt_keys": self._prompts.keys.tolist(),
             "prompt_count": self._prompts.count.tolist(),
             "prompt_mean": self._prompts.mean.tolist(),
@@ -142,8 +143,9 @@ class SurvivalLength:
     def load_state_dict(self, state: State) -> None:
         """Replace what was learned."""
         self._step = int(state["step"])
-        self._level, self._deviation, self._prompt_variance = state["scale"]
-        self._hazard = Hazard(np.array(state["events"]), np.array(state["exposure"]))
+        self._level, self._deviation = state["scale"]
+        self._lengths.events, self._lengths.exposure = np.array(state["lengths"])
+        self._residuals.events, self._residuals.exposure = np.array(state["residuals"])
         self._prompts = PromptTable(
             self.max_prompts,
             np.array(state["prompt_keys"], dtype=np.int64),
@@ -156,7 +158,9 @@ class SurvivalLength:
 
     def _forget(self, step: int) -> None:
         if step > self._step:
-            self._hazard.scale(math.exp(-(step - self._step) / self.memory_steps))
+            keep = math.exp(-(step - self._step) / self.memory_steps)
+            self._lengths.scale(keep)
+            self._residuals.scale(keep)
         self._step = max(step, self._step)
 
     def _age(self, observation: Observation) -> None:
@@ -168,50 +172,53 @@ class SurvivalLength:
 
     def _expose(self, before: Floats, now: Floats) -> Floats:
         location = _Location(before[1], before[2])
-        end = location.to_grid(now, self._level)
-        self._hazard.add_exposure(location.to_grid(before[0], self._level), end)
+        end = location.residual(now)
+        self._lengths.add_exposure(before[0], now)
+        self._residuals.add_exposure(location.residual(before[0]), end)
         return end
 
     def _learn_ended(self, observation: Observation) -> None:
         e = observation.ended
         if not len(e):
             return
-        length = _log(e.generated_tokens)
+        length, within = _log(e.generated_tokens), self._within
         offset, precision = self._prior(e.prompt_key)
         before = np.stack((np.zeros(len(e)), self._level + offset, self._stretch(1 / precision)))
         order = np.argsort(e.trajectory_id)
         seen, rows = _match(self._seen_id, e.trajectory_id[order])
         before[:, order[rows]] = self._seen[:, seen]
         end = self._expose(before, length)
-        self._hazard.add_events(end[~e.censored])
-        z = (length - before[1]) / self._deviation
-        beyond = before[1] + self._deviation * np.interp(z, _Z, _NORMAL_HAZARD)
+        self._lengths.add_events(length[~e.censored])
+        self._residuals.add_events(end[~e.censored])
+        beyond = before[1] + within * np.interp((length - before[1]) / within, _Z, _NORMAL_HAZARD)
         value = np.where(e.censored, np.maximum(beyond, length), length)
-        variance = self._deviation**2
-        self._prompts.add(e.prompt_key, value, self._step, DRIFT_PER_STEP / variance)
+        self._prompts.add(e.prompt_key, value, self._step, DRIFT_PER_STEP / within**2)
 
     def _refresh_scale(self) -> None:
-        """Level and deviation of the residuals, from the curve; spread of the prompts."""
-        if self._hazard.events.sum() < 1.0:
+        if self._lengths.events.sum() < 1.0:
             return
-        at = np.interp(-np.log1p(-np.array([0.25, 0.5, 0.75])), self._hazard.cumulative(), EDGES)
-        self._level = float(at[1])
-        self._deviation = float(np.clip((at[2] - at[0]) / 1.349, 0.1, 2.0))
-        p = self._prompts
-        excess = (p.mean - self._level) ** 2 - self._deviation**2 / np.maximum(p.count, 1.0)
-        total = PRIOR_PROMPT_VARIANCE * PRIOR_PROMPTS + excess.sum()
-        self._prompt_variance = float(np.clip(total / (PRIOR_PROMPTS + len(excess)), 0.05, 2.0))
+        low, middle, high = self._lengths.quantiles(np.array([0.25, 0.5, 0.75])).tolist()
+        self._level = middle
+        self._deviation = min(max((high - low) / 1.349, 0.2), 2.0)
+
+    @property
+    def _within(self) -> float:
+        """Deviation of log length among the trajectories of one prompt."""
+        return self._deviation * math.sqrt(1 - PROMPT_SHARE)
 
     def _prior(self, keys: Ints) -> tuple[Floats, Floats]:
         """(m,) offset of each prompt and its precision, from finished trajectories alone."""
         p = self._prompts
-        offset, precision = np.zeros(len(keys)), np.full(len(keys), 1 / self._prompt_variance)
+        offset, precision = (
+            np.zeros(len(keys)),
+            np.full(len(keys), 1 / (PROMPT_SHARE * self._deviation**2)),
+        )
         rows = p.find(keys)
         known = np.flatnonzero(rows >= 0)
         rows = rows[known]
         age = self._step - p.last_step[rows]
         count = np.maximum(p.count[rows], 1e-6)
-        seen = 1.0 / (self._deviation**2 / count + DRIFT_PER_STEP * age)
+        seen = 1.0 / (self._within**2 / count + DRIFT_PER_STEP * age)
         precision[known] += seen
         offset[known] = seen * (p.mean[rows] - self._level) / precision[known]
         return offset, precision
@@ -222,7 +229,7 @@ class SurvivalLength:
         prior, prior_precision = self._prior(g.prompt_key)
         alive = np.flatnonzero((t.phase != Phase.ENDED) & (t.generated_tokens > 0))
         group, log_age = t.group_row[alive], _log(t.generated_tokens[alive])
-        offset, precision, s = prior.copy(), prior_precision, self._deviation
+        offset, precision, s = prior.copy(), prior_precision, self._within
         for _ in range(NEWTON_STEPS if len(alive) else 0):
             z = (log_age - self._level - offset[group]) / s
             hazard = np.interp(z, _Z, _NORMAL_HAZARD)
@@ -236,7 +243,7 @@ class SurvivalLength:
         )
 
     def _stretch(self, variance: Floats) -> Floats:
-        return np.asarray(np.sqrt(1.0 + variance / self._deviation**2))
+        return np.asarray(np.sqrt(1.0 + variance / self._within**2))
 
 
 def _log(tokens: Ints) -> Floats:

@@ -80,6 +80,8 @@ class TrajectoryTable:
     """Times it left a replica by a decision."""
     deferred: Ints
     """Times it was parked."""
+    restarts: Ints
+    """Trajectories that had its slot before it."""
     oldest_weight_version: Ints
     """Version that wrote its first token, or `NO_VERSION`."""
 

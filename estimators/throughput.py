@@ -11,6 +11,9 @@ on the ratio M/c alone, scaled to the times seen.  Both figures are kept non-neg
 than a chunk of `CHUNK_TOKENS` in one iteration's fixed part.  It is an upper estimate; prompts
 batch better.
 
+A prefill inflates the iterations it falls into.  So a sample counts little (`DIRTY_WEIGHT`) when
+anything was placed on its replica since the last one, or its engine has a queue to take from.
+
 Dead replicas, and counters that stand still or run backwards (paused, stale, restarted), add
 nothing.
 """
@@ -22,7 +25,7 @@ import numpy as np
 
 from steersman.estimators.contract import State, ThroughputEstimator
 from steersman.estimators.forecast import ThroughputForecast
-from steersman.estimators.observation import Floats, Observation
+from steersman.estimators.observation import Bools, Floats, Ints, Observation
 
 PRIOR_FIXED_S = 0.01
 """M before anything ran: an 8-billion-parameter model on one current accelerator."""
@@ -30,6 +33,10 @@ PRIOR_KNEE = 64.0
 """M/c before it is known: the batch at which the sequences cost as much as the fixed part."""
 PRIOR_ITERATIONS = 200.0
 """Iterations of its own at which a replica's fit weighs as much as the fleet's."""
+SAMPLE_ITERATIONS = 16
+"""Iterations a sample spans at least, so that a report between two iterations does no harm."""
+DIRTY_WEIGHT = 0.02
+"""Weight of an iteration that may hold a prefill: enough to start from, soon outweighed."""
 CHUNK_TOKENS = 2048
 """Prompt tokens an engine puts into one iteration (vLLM's default for online serving)."""
 OUTLIER_SHARE = 1.0
@@ -46,6 +53,10 @@ class AffineThroughput:
     _names: tuple[str, ...] = field(default=(), init=False)
     _counters: Floats = field(default_factory=lambda: np.zeros((3, 0)), init=False)
     """iterations, busy_s, sequences_run at the last observation; NaN: not seen."""
+    _sampled_s: Floats = field(default_factory=lambda: np.zeros(0), init=False)
+    """When the last sample of each replica was taken."""
+    _queued: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_), init=False)
+    """Whether its engine had a queue then."""
     _moments: Floats = field(default_factory=lambda: np.zeros((5, 0)), init=False)
     """Weighted sums of 1, b, b^2, t, b t per replica: everything a line through (b, t) needs."""
 
@@ -55,12 +66,18 @@ class AffineThroughput:
         self._align(r.names)
         now = np.stack((r.iterations, r.busy_s, r.sequences_run)).astype(np.float64)
         iterations, busy_s, sequences = now - self._counters
-        usable = r.alive & (iterations > 0) & (busy_s > 0) & (sequences >= 0)
-        self._counters = np.where(r.alive, now, np.nan)
+        usable = r.alive & (iterations >= SAMPLE_ITERATIONS) & (busy_s > 0) & (sequences >= 0)
+        restart = ~(r.alive & (iterations >= 0) & (busy_s >= 0) & (sequences >= 0))
+        fresh = np.where(r.alive, now, np.nan)
+        self._counters = np.where(usable | restart, fresh, self._counters)
+        dirty = self._queued | (_last_placed_s(observation) >= self._sampled_s)
+        self._sampled_s = np.where(usable | restart, observation.now_s, self._sampled_s)
+        self._queued = np.where(usable | restart, False, self._queued) | (r.waiting > 0)
         rows = np.flatnonzero(usable)
         if len(rows):
             n = iterations[rows]
-            self._learn(rows, n, sequences[rows] / n, busy_s[rows] / n)
+            weight = n * np.where(dirty[rows], DIRTY_WEIGHT, 1.0)
+            self._learn(rows, n, weight, sequences[rows] / n, busy_s[rows] / n)
 
     def forecast(self, observation: Observation) -> ThroughputForecast:
         """M and c of every replica; of one that never ran, the fleet's."""
@@ -82,6 +99,8 @@ class AffineThroughput:
         return {
             "names": list(self._names),
             "counters": [[None if math.isnan(x) else x for x in row] for row in self._counters],
+            "sampled_s": self._sampled_s.tolist(),
+            "queued": self._queued.tolist(),
             "moments": self._moments.tolist(),
         }
 
@@ -89,6 +108,8 @@ class AffineThroughput:
         """Replace what was learned."""
         self._names = tuple(state["names"])
         self._counters = np.array(state["counters"], dtype=np.float64).reshape(3, -1)
+        self._sampled_s = np.array(state["sampled_s"], dtype=np.float64)
+        self._queued = np.array(state["queued"], dtype=np.bool_)
         self._moments = np.array(state["moments"], dtype=np.float64).reshape(5, -1)
 
     def _align(self, names: tuple[str, ...]) -> None:
@@ -98,16 +119,20 @@ class AffineThroughput:
         old = {name: row for row, name in enumerate(self._names)}
         rows = np.array([old.get(name, -1) for name in names], dtype=np.int64)
         counters, moments = np.full((3, len(names)), np.nan), np.zeros((5, len(names)))
-        counters[:, rows >= 0] = self._counters[:, rows[rows >= 0]]
-        moments[:, rows >= 0] = self._moments[:, rows[rows >= 0]]
+        sampled_s, queued = np.zeros(len(names)), np.zeros(len(names), dtype=np.bool_)
+        new, known = np.flatnonzero(rows >= 0), rows[rows >= 0]
+        counters[:, new], moments[:, new] = self._counters[:, known], self._moments[:, known]
+        sampled_s[new], queued[new] = self._sampled_s[known], self._queued[known]
         self._names, self._counters, self._moments = names, counters, moments
+        self._sampled_s, self._queued = sampled_s, queued
 
-    def _learn(self, rows: np.ndarray, n: Floats, batch: Floats, seconds: Floats) -> None:
+    def _learn(self, rows: Ints, n: Floats, weight: Floats, batch: Floats, seconds: Floats) -> None:
         fixed_s, per_sequence_s = self._fit()
         expected = fixed_s[rows] + per_sequence_s[rows] * batch
         known = self._moments[0].sum() >= PRIOR_ITERATIONS
         off = np.abs(seconds - expected) / np.maximum(OUTLIER_SHARE * expected, 1e-9)
-        weight = n / np.maximum(off, 1.0) ** 2 if known else n
+        if known:
+            weight = weight / np.maximum(off, 1.0) ** 2
         self._moments[:, rows] *= np.exp(-n / self.memory_iterations)
         self._moments[:, rows] += weight * np.stack(
             (np.ones(len(rows)), batch, batch**2, seconds, batch * seconds)
@@ -126,6 +151,15 @@ class AffineThroughput:
         implied[3] = pooled[0] + pooled[1] * implied[1]
         implied[4] = pooled[0] * implied[1] + pooled[1] * implied[2]
         return _line(self._moments + PRIOR_ITERATIONS * (implied + _knee_prior(implied)))
+
+
+def _last_placed_s(observation: Observation) -> Floats:
+    """(r,) when something was last placed on each replica."""
+    t = observation.trajectories
+    last = np.full(len(observation.replicas), -np.inf)
+    here = np.flatnonzero((t.replica_row >= 0) & np.isfinite(t.placed_s))
+    np.maximum.at(last, t.replica_row[here], t.placed_s[here])
+    return last
 
 
 def _knee_prior(moments: Floats) -> Floats:

@@ -22,6 +22,7 @@ def step_times(runs: Sequence[RunSummary]) -> str:
         "Rollout time of each step",
         "step",
         "seconds",
+        x_whole=True,
     )
     for i, run in enumerate(runs):
         points = [(float(s.step), s.seconds) for s in run.timed_steps]
@@ -34,7 +35,12 @@ def rewards(runs: Sequence[RunSummary]) -> str:
     """Mean reward of each step; a gap where nothing was delivered."""
     values = [s.reward for run in runs for s in run.timed_steps if s.reward is not None]
     panel = Panel(
-        _step_range(runs), spread([*values, 0.0]), "Mean reward of each step", "step", "mean reward"
+        _step_range(runs),
+        spread([*values, 0.0]),
+        "Mean reward of each step",
+        "step",
+        "mean reward",
+        x_whole=True,
     )
     for i, run in enumerate(runs):
         points = [(float(s.step), _or_nan(s.reward)) for s in run.timed_steps]

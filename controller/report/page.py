@@ -45,7 +45,7 @@ def _head(runs: Sequence[RunSummary]) -> str:
     steps = max(len(run.timed_steps) for run in runs)
     return (
         f'<header><p class="kicker">Steersman rollout report</p><h1>{names}</h1>'
-        f"<p class=sub>{steps} steps each, {escape(first.get('replicas', '?'))}. "
+        f"<p class=sub>{steps} steps each on {len(runs[0].replicas)} replicas. "
         f"Started {escape(first.get('started', '?'))}.</p>{_legend(runs)}</header>"
     )
 
@@ -128,7 +128,8 @@ def _row(number: int, runs: Sequence[RunSummary]) -> str:
 def _delta(base: Figure, value: Figure) -> str:
     if not base or value is None:
         return ""
-    return f'<span class="delta">{100 * (value / base - 1):+.1f} %</span>'
+    change = f"{100 * (value / base - 1):+.1f}".replace("-", "\u2212")
+    return f'<span class="delta">{change} %</span>'
 
 
 def _shown(value: Figure, form: str) -> str:
@@ -198,6 +199,9 @@ def _timelines(runs: Sequence[RunSummary]) -> str:
     step = charts.busiest_step(runs)
     if step is None:
         return ""
+    moved = any(run.total("migrated") + run.total("deferred") for run in runs)
+    chosen_by = "in which most was moved, not a typical one" if moved else "that took longest"
+    why = f"The step shown is the one {chosen_by}."
     used = {bar.ending for run in runs for bar in run.bars}
     keys = "".join(
         f'<li><i class="key {ending}"></i>{ending}</li>'
@@ -215,8 +219,8 @@ def _timelines(runs: Sequence[RunSummary]) -> str:
     )
     return (
         f"<section><h2>Who was busy in step {step}</h2><p>Each bar is one attempt on one replica, "
-        "coloured by how it ended; a diamond marks where it was moved away. The step shown is the "
-        "one in which most was moved, not a typical one. The time axes are the same.</p>"
+        f"coloured by how it ended; a diamond marks where it was moved away. {why} The time axes "
+        "are the same.</p>"
         f'<ul class="legend">{keys}</ul>{pictures}</section>'
     )
 

@@ -44,6 +44,8 @@ class Panel:
     y_ticks: Sequence[tuple[float, str]] | None = None
     """Own marks of the vertical axis; default: round numbers."""
     y_percent: bool = False
+    x_whole: bool = False
+    """Only whole numbers along the horizontal axis."""
     _parts: list[str] = field(default_factory=list, init=False)
 
     top, bottom, right = 14, 44, 14
@@ -85,7 +87,8 @@ class Panel:
         floor = self.py(self.y[0])
         x0, x1 = self.px(points[0][0]), self.px(points[-1][0])
         self._parts.append(
-            f'<path class="area {css}" d="M{x0:.1f} {floor:.1f}L{path}L{x1:.1f} {floor:.1f}Z"{style}/>'
+            f'<path class="area {css}"{style} '
+            f'd="M{x0:.1f} {floor:.1f}L{path}L{x1:.1f} {floor:.1f}Z"/>'
         )
 
     def bar(self, x0: float, x1: float, y: float, thick: float, css: str, tip: str) -> None:
@@ -104,12 +107,13 @@ class Panel:
         self._parts.append(f'<polygon class="{css}" points="{points}"/>')
 
     def upright(self, x: float, text: str) -> None:
-        """A thin vertical line with a text at its top."""
-        at = self.px(x)
+        """A thin vertical line with a text at its foot."""
+        at, floor = self.px(x), self.height - self.bottom
+        left = at > self.width * 0.8
+        anchor, shift = ("end", -5) if left else ("start", 5)
         self._parts.append(
-            f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="{self.top}" '
-            f'y2="{self.height - self.bottom}"/>'
-            f'<text class="note" x="{at - 4:.1f}" y="{self.top + 10}" text-anchor="end">'
+            f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="{self.top}" y2="{floor}"/>'
+            f'<text class="note" x="{at + shift:.1f}" y="{floor - 6}" text-anchor="{anchor}">'
             f"{escape(text)}</text>"
         )
 
@@ -137,6 +141,7 @@ class Panel:
             f'<text class="tick" x="{self.px(x):.1f}" y="{low + 17}" text-anchor="middle">'
             f"{label(x)}</text>"
             for x in ticks(*self.x, about=8)
+            if not self.x_whole or x == int(x)
         ]
         parts.append(f'<line class="axis" x1="{self.left}" x2="{right}" y1="{low}" y2="{low}"/>')
         middle = (self.left + right) / 2

@@ -35,7 +35,7 @@ class ObservationRecorded(Base, frozen=True, kw_only=True):
 
 
 def observation_to_record(observation: Observation) -> ObservationRecorded:
-    """The record of an observation.  About 40 ns per value."""
+    """The record of an observation.  About 60 ns per value."""
     return ObservationRecorded(
         t_s=observation.now_s,
         tick=observation.tick,

@@ -73,6 +73,16 @@ class TraceWriter:
             self._file = None
 
 
+class NoTrace(TraceWriter):
+    """Forgets what it is given, for runs that want no trace."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def write(self, record: Record) -> None:
+        """Nothing is kept."""
+
+
 def _new_file(path: Path) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -152,11 +152,7 @@ async def test_a_parked_trajectory_that_became_too_old_is_replaced_by_a_fresh_on
 
 
 async def test_a_restart_leaves_its_disposition_and_a_fresh_sample() -> None:
-    def once_per_slot(observation: Observation, row: int) -> Decision | None:
-        restart = acting(Action.RESTART)(observation, row)
-        return restart if restart.trajectory_id < 2 * len(PROMPTS) else None
-
-    async with session(controller(Scripted(once_per_slot))) as s:
+    async with session(controller(Scripted(acting(Action.RESTART)))) as s:
         groups = await s.rollout(PROMPTS, 2, max_new_tokens=CAP, sampling=SAMPLING)
         restarted = s.counts().dispositions["restarted"]
     check_answers(groups, 2)

@@ -71,6 +71,7 @@ def trajectory_table(phase: Sequence[int], group_size: int = 1, **columns: Any) 
         moved_s=np.full(n, -np.inf),
         moves=zeros,
         deferred=zeros,
+        restarts=zeros,
         oldest_weight_version=np.full(n, NO_VERSION),
     )
     return replace(table, **{name: np.asarray(column) for name, column in columns.items()})
@@ -157,6 +158,7 @@ def random_observation(
         placed_s=np.where(on_replica, now_s - rng.random(n) * 50, np.nan),
         moved_s=np.where(rng.random(n) < 0.2, now_s - rng.random(n) * 40, -np.inf),
         deferred=(rng.random(n) < 0.1).astype(np.int64),
+        restarts=np.zeros(n, dtype=np.int64),
         oldest_weight_version=np.where(age > 0, rng.integers(3, 6, n), NO_VERSION),
     )
     inflight = (

@@ -124,6 +124,7 @@ class TickWorld:
             moved_s=self.moved_s.copy(),
             moves=self.moves.copy(),
             deferred=self.deferred.copy(),
+            restarts=np.zeros_like(self.deferred),
             oldest_weight_version=np.where(self.done >= 1, self.step, -1),
         )
         groups = group_table(
