@@ -1,0 +1,1 @@
+"""Complete, runnable uses of Steersman; each sub-package is one."""

@@ -1,0 +1,1 @@
+"""Signs: real reinforcement learning of a real, tiny language model on two CPU cores."""

@@ -1,0 +1,236 @@
+"""One reinforcement run: rollouts by a fleet under one policy, GRPO here, weights back each step.
+
+Every step draws prompts from the pool, awaits their groups (and those parked earlier), scores them
+exactly, checks the engines' log-probabilities against the trainer's, updates, and pushes the new
+weights with probes.  After the last step what is still parked is drained and trained on, so every
+policy does all the work it was asked for, and its time includes that.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from steersman.controller.config import load_config
+from steersman.controller.core import Controller
+from steersman.controller.results import Group, Prompt, Trajectory
+from steersman.controller.session import RolloutSession
+from steersman.controller.trace.writer import TraceWriter
+from steersman.examples.signs.grpo import GrpoConfig, GrpoTrainer, Sample
+from steersman.examples.signs.model import load_hf, named_tensors
+from steersman.examples.signs.task import EOS_ID, deal_prompts, make_pool, prompt_tokens, reward
+from steersman.mechanisms.fleet import Fleet, LogprobProbe, Sampling
+
+CHECKED_TRAJECTORIES = 16
+"""Trajectories per step whose log-probabilities are recomputed: 1/8 of a step, 2 % of its time."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What is asked of every policy alike."""
+
+    steps: int
+    seed: int = 0
+    prompts_per_step: int = 16
+    group_size: int = 8
+    max_new_tokens: int = 512
+    pool_size: int = 200
+    unsolvable_share: float = 0.2
+    learning_rate: float = 3e-4
+    minibatches: int = 4
+
+
+@dataclass
+class StepReport:
+    """One step as the trainer saw it."""
+
+    step: int
+    seconds: float
+    rollout_s: float
+    reward: float
+    tokens: int
+    groups: int
+    logprob_difference: float
+
+
+@dataclass
+class RunReport:
+    """One policy's run."""
+
+    policy: str
+    steps: list[StepReport] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list)
+    on_time_lengths: list[int] = field(default_factory=list)
+    """Lengths of trajectories delivered in the step that asked for them."""
+    total_s: float = 0.0
+    lost: int = 0
+    doubled: int = 0
+    migrated: int = 0
+    deferred: int = 0
+
+
+Progress = Callable[[StepReport], None]
+
+
+async def reinforce(
+    fleet: Fleet,
+    policy: str,
+    overrides: list[str],
+    start: Path,
+    first_version: int,
+    settings: RunSettings,
+    trace_path: Path,
+    progress: Progress,
+) -> RunReport:
+    """Improve the model in `start` under `policy`; the fleet first gets those very weights.
+
+    `first_version` must be above any version the fleet has seen.
+    """
+    config = load_config(
+        None, [*overrides, f"placement.name={policy}", f"seed={settings.seed}"], environ={}
+    )
+    trainer = GrpoTrainer(
+        load_hf(start),
+        GrpoConfig(learning_rate=settings.learning_rate, minibatches=settings.minibatches),
+        seed=settings.seed,
+    )
+    session = RolloutSession(
+        fleet,
+        Controller.from_config(config),
+        trace=TraceWriter(trace_path),
+        weight_version=first_version - 1,
+    )
+    run = _Run(session, trainer, settings, RunReport(policy), first_version)
+    async with session:
+        await session.push_weights(named_tensors(trainer.model), first_version)
+        started_s = time.monotonic()
+        for step in range(settings.steps):
+            progress(await run.step(step))
+        await run.finish()
+        run.report.total_s = time.monotonic() - started_s
+        counts = session.counts()
+        run.report.migrated, run.report.deferred = counts.moves, counts.deferrals
+    return run.report
+
+
+class _Run:
+    """A run under way."""
+
+    def __init__(
+        self,
+        session: RolloutSession,
+        trainer: GrpoTrainer,
+        settings: RunSettings,
+        report: RunReport,
+        first_version: int,
+    ) -> None:
+        self.report = report
+        self._session, self._trainer, self._settings = session, trainer, settings
+        self._first_version = first_version
+        pool = make_pool(settings.pool_size, settings.unsolvable_share, settings.seed)
+        self._problems = {f"signs-{i}": problem for i, problem in enumerate(pool)}
+        dealt = deal_prompts(pool, settings.steps, settings.prompts_per_step, settings.seed)
+        self._order = [[f"signs-{i}" for i in hand] for hand in dealt]
+        self._owed: Counter[tuple[str, int]] = Counter()
+        self._sampling = Sampling(stop_token_ids=(EOS_ID,), seed=settings.seed)
+
+    async def step(self, step: int) -> StepReport:
+        """Roll out, learn, push."""
+        started_s = time.monotonic()
+        names = self._order[step]
+        for name in names:
+            self._owed.update((name, slot) for slot in range(self._settings.group_size))
+        groups = await self._session.rollout(
+            [Prompt(name, prompt_tokens(self._problems[name])) for name in names],
+            self._settings.group_size,
+            max_new_tokens=self._settings.max_new_tokens,
+            sampling=self._sampling,
+        )
+        rollout_s = time.monotonic() - started_s
+        difference = await asyncio.to_thread(self._logprob_difference, groups)
+        mean_reward = await self._learn(groups)
+        report = StepReport(
+            step=step,
+            seconds=time.monotonic() - started_s,
+            rollout_s=rollout_s,
+            reward=mean_reward,
+            tokens=sum(len(t.token_ids) for g in groups for t in g.trajectories),
+            groups=len(groups),
+            logprob_difference=difference,
+        )
+        self.report.steps.append(report)
+        return report
+
+    async def finish(self) -> None:
+        """Train on what was parked, and see that nothing is owed or came twice."""
+        groups = await self._session.drain()
+        if groups:
+            await self._learn(groups)
+        self.report.lost = sum(count for count in self._owed.values() if count > 0)
+        self.report.doubled = sum(-count for count in self._owed.values() if count < 0)
+
+    async def _learn(self, groups: list[Group]) -> float:
+        samples = [[self._sample(t) for t in group.trajectories] for group in groups]
+        for group in groups:
+            self._book(group)
+        if not samples:
+            return float("nan")
+        await asyncio.to_thread(self._trainer.update, samples)
+        probes = await asyncio.to_thread(self._probes, groups)
+        version = self._first_version + self._trainer.weight_version
+        await self._session.push_weights(named_tensors(self._trainer.model), version, probes)
+        return float(np.mean([s.reward for group in samples for s in group]))
+
+    def _sample(self, trajectory: Trajectory) -> Sample:
+        problem = self._problems[trajectory.prompt_id]
+        earned = reward(problem, trajectory.token_ids, trajectory.finished)
+        self._session.reward(trajectory.trajectory_id, earned)
+        return Sample(
+            prompt=prompt_tokens(problem),
+            response=trajectory.token_ids,
+            behaviour_logprobs=np.array(trajectory.logprobs, dtype=np.float32),
+            reward=earned,
+            weight=trajectory.weight,
+        )
+
+    def _book(self, group: Group) -> None:
+        for trajectory in group.trajectories:
+            self._owed[trajectory.prompt_id, trajectory.slot] -= 1
+            self.report.trajectories.append(trajectory)
+            if group.admitted_step == group.delivered_step:
+                self.report.on_time_lengths.append(len(trajectory.token_ids))
+
+    def _logprob_difference(self, groups: list[Group]) -> float:
+        """Largest difference between engine and trainer on tokens of the present weights."""
+        current = self._session.weight_version
+        chosen = [
+            t
+            for group in groups
+            for t in group.trajectories
+            if t.token_ids and all(s.weight_version == current for s in t.segments)
+        ][:CHECKED_TRAJECTORIES]
+        prompts = [prompt_tokens(self._problems[t.prompt_id]) for t in chosen]
+        ours = self._trainer.logprobs(
+            [prompt + t.token_ids for prompt, t in zip(prompts, chosen, strict=True)],
+            [len(prompt) for prompt in prompts],
+        )
+        return max(
+            (
+                float(np.abs(mine - np.array(t.logprobs, dtype=np.float32)).max())
+                for mine, t in zip(ours, chosen, strict=True)
+            ),
+            default=0.0,
+        )
+
+    def _probes(self, groups: list[Group]) -> list[LogprobProbe]:
+        """The longest trajectory of the step, scored by the new weights."""
+        longest = max(
+            (t for group in groups for t in group.trajectories), key=lambda t: len(t.token_ids)
+        )
+        sequence = prompt_tokens(self._problems[longest.prompt_id]) + longest.token_ids
+        (logprobs,) = self._trainer.logprobs([sequence], [1])
+        return [LogprobProbe(sequence, logprobs.tolist())]
