@@ -1,0 +1,78 @@
+"""Weights and model folders on their way to a replica, and the check that they arrived.
+
+After a push every replica scores the trainer's probe sequences.  Same weights must give the same
+log-probabilities up to rounding; a tensor that was left out (a tied or stale output head is the
+classic) does not.
+"""
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steersman.estimators.errors import WeightMismatchError
+from steersman.mechanisms.fleet import LogprobProbe, NamedTensors
+
+TOLERANCE = {"float32": (1e-3, 1e-4), "bfloat16": (0.5, 0.05), "float16": (0.5, 0.05)}
+"""Largest and mean absolute difference of log-probabilities that rounding explains."""
+MAX_SHIPPED_BYTES = 2 << 30
+"""Largest model folder sent through Ray's object store; larger ones belong on shared storage."""
+
+Packed = NDArray[np.uint8]
+"""Named tensors as the bytes of a safetensors file."""
+
+
+def pack(tensors: NamedTensors) -> Packed:
+    """The tensors as one array, which Ray's object store passes on without copies."""
+    from safetensors.torch import save
+
+    seen: set[int] = set()
+    contiguous = {}
+    for name, tensor in tensors:
+        whole = tensor.detach().cpu().contiguous()
+        # Tied tensors share memory, which the file format refuses.
+        contiguous[name] = whole.clone() if whole.data_ptr() in seen else whole
+        seen.add(whole.data_ptr())
+    return np.frombuffer(save(contiguous), dtype=np.uint8)
+
+
+def read_folder(model: str) -> dict[str, bytes] | None:
+    """The files of a small model folder; None if it is not a folder here, or too large."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return None
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    if sum(path.stat().st_size for path in files) > MAX_SHIPPED_BYTES:
+        return None
+    return {path.name: path.read_bytes() for path in files}
+
+
+def write_folder(files: dict[str, bytes]) -> str:
+    """Write a shipped model folder into a temporary place of this machine."""
+    folder = Path(tempfile.mkdtemp(prefix="steersman-model-"))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return str(folder)
+
+
+def check_probes(
+    replica: str,
+    dtype: str,
+    weight_version: int,
+    probes: Iterable[LogprobProbe],
+    scores: Iterable[list[float]],
+) -> None:
+    """Raise `WeightMismatchError` if the replica's scores are not the trainer's."""
+    largest, mean = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+    for number, (probe, score) in enumerate(zip(probes, scores, strict=True)):
+        difference = np.abs(np.subtract(score, probe.logprobs))
+        # Written so that a NaN fails too.
+        if not (difference.max() <= largest and difference.mean() <= mean):
+            raise WeightMismatchError(
+                f"replica {replica!r} disagrees with the trainer after the push of weight version "
+                f"{weight_version}: log-probabilities of probe {number} differ by up to "
+                f"{difference.max():.3g} (mean {difference.mean():.3g}); {dtype} explains "
+                f"{largest:g} (mean {mean:g})"
+            )

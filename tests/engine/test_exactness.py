@@ -1,0 +1,182 @@
+"""Moving and parking trajectories changes nothing of what the model would have written."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from steersman.controller.config import load_config
+from steersman.controller.core import Controller
+from steersman.controller.results import Group, Prompt, Trajectory
+from steersman.controller.session import RolloutSession
+from steersman.controller.trace import reader
+from steersman.controller.trace.writer import TraceWriter
+from steersman.estimators.forecast import Forecast
+from steersman.estimators.observation import Observation
+from steersman.mechanisms.fleet import Attempt, AttemptRequest, Sampling
+from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
+from steersman.policies.contract import Stateless
+from steersman.policies.decision import Action, Decision, place
+from support.statistics import bigrams, chi_square, kolmogorov_smirnov
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+GREEDY = Sampling(temperature=0.0, ignore_eos=True)
+PROMPTS = [Prompt(f"p{i}", [5 + i, 11, 7 + 2 * i, 3]) for i in range(12)]
+VOCABULARY = 64
+
+
+class Disturb(Stateless):
+    """Moves each trajectory `moves` times to the other replica, or parks it once."""
+
+    def __init__(self, moves: int = 0, park: bool = False) -> None:
+        self.moves, self.park = moves, park
+
+    def decide(self, observation: Observation, forecast: Forecast, rng: Any) -> list[Decision]:
+        t, names = observation.trajectories, observation.replicas.names
+        alive = np.flatnonzero(observation.replicas.alive).tolist()
+        other = dict(zip(alive, alive[1:] + alive[:1], strict=True))
+        out = [
+            place(observation, row, alive[int(t.trajectory_id[row]) % len(alive)], "disturb", "")
+            for row in observation.queued
+        ]
+        for row in observation.running:
+            if self.park and t.deferred[row] == 0 and t.generated_tokens[row] > 0:
+                out.append(Decision(int(t.trajectory_id[row]), Action.DEFER, "disturb", "park"))
+            elif t.moves[row] < self.moves and t.generated_tokens[row] > 0:
+                target = names[other[int(t.replica_row[row])]]
+                out.append(
+                    Decision(int(t.trajectory_id[row]), Action.MIGRATE, "disturb", "move", target)
+                )
+        return out
+
+
+def disturbing(policy: Disturb) -> Controller:
+    overrides = [
+        "tick_s=0.01",
+        "guard.move_cooldown_s=0",
+        "guard.max_moves_per_tick=100000",
+        "placement.name=round_robin",
+    ]
+    controller = Controller.from_config(load_config(None, overrides, environ={}))
+    controller._placement = policy
+    return controller
+
+
+async def rollout(
+    fleet: Any, policy: Disturb, prompts: list[Prompt], group_size: int, **asked: Any
+) -> list[Group]:
+    groups, problems = await observed_rollout(fleet, policy, prompts, group_size, **asked)
+    assert problems == []
+    return groups
+
+
+async def observed_rollout(
+    fleet: Any, policy: Disturb, prompts: list[Prompt], group_size: int, **asked: Any
+) -> tuple[list[Group], list[str]]:
+    """The groups in the order they were asked for, and what the trace finds wrong."""
+    trace = TraceWriter(None)
+    version = fleet.stats(fleet.replicas[0].name).weight_version
+    async with RolloutSession(
+        fleet, disturbing(policy), trace=trace, weight_version=version
+    ) as session:
+        groups = await session.rollout(prompts, group_size, **asked)
+        groups += await session.drain()
+    return sorted(groups, key=lambda group: group.group_id), reader.check(trace.records)
+
+
+def trajectories(groups: list[Group]) -> list[Trajectory]:
+    return [t for group in groups for t in group.trajectories]
+
+
+async def test_greedy_trajectories_moved_twice_or_parked_equal_undisturbed_ones(
+    fleet: RayVllmFleet,
+) -> None:
+    asked = {"max_new_tokens": 400, "sampling": GREEDY}
+    plain = trajectories(await rollout(fleet, Disturb(), PROMPTS, 1, **asked))
+    again = trajectories(await rollout(fleet, Disturb(), PROMPTS, 1, **asked))
+    moved = trajectories(await rollout(fleet, Disturb(moves=2), PROMPTS, 1, **asked))
+    parked = trajectories(await rollout(fleet, Disturb(park=True), PROMPTS, 1, **asked))
+    deterministic = [a.token_ids == b.token_ids for a, b in zip(plain, again, strict=True)]
+    assert sum(deterministic) >= len(PROMPTS) - 1, "the engine itself is not deterministic"
+    assert sum(t.moves == 2 for t in moved) >= len(PROMPTS) - 1
+    assert sum(t.deferrals == 1 for t in parked) >= len(PROMPTS) - 1
+    assert len({tuple(t.token_ids) for t in plain}) > 1
+    for disturbed in (moved, parked):
+        for same, a, b in zip(deterministic, plain, disturbed, strict=True):
+            assert not same or a.token_ids == b.token_ids
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+class DropsATokenOnMigration:
+    """A mutant of the migration: the target does not get the last token that is recorded."""
+
+    def __init__(self, fleet: RayVllmFleet, prompt_tokens: int) -> None:
+        self._fleet, self._prompt_tokens = fleet, prompt_tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def start(self, replica: str, request: AttemptRequest) -> Attempt:
+        if len(request.token_ids) > self._prompt_tokens:
+            shorter = request.token_ids[:-1]
+            request = AttemptRequest(
+                request.attempt_id, shorter, request.max_tokens, request.sampling, request.priority
+            )
+        return self._fleet.start(replica, request)
+
+
+SAMPLES = 2048
+"""Trajectories in each arm of the comparison."""
+
+
+def p_values(
+    model: Path, a: list[Trajectory], b: list[Trajectory], prompts: dict[str, Prompt]
+) -> tuple[float, float]:
+    """Smirnov on the trajectories' log-likelihoods, and chi-square on their bigrams.
+
+    The log-likelihood under the model, computed here and not by the engines, is the statistic most
+    sensitive to a continuation that does not fit its prefix.
+    """
+    from steersman.examples.signs.model import load_hf, token_logprobs
+
+    scorer = load_hf(model)
+
+    def likelihoods(sample: list[Trajectory]) -> list[float]:
+        heads = [list(prompts[t.prompt_id].token_ids) for t in sample]
+        sequences = [head + t.token_ids for head, t in zip(heads, sample, strict=True)]
+        found = token_logprobs(scorer, sequences, [len(head) for head in heads])
+        return [float(part.sum()) for part in found]
+
+    return (
+        kolmogorov_smirnov(likelihoods(a), likelihoods(b)),
+        chi_square(
+            bigrams([t.token_ids for t in a], VOCABULARY),
+            bigrams([t.token_ids for t in b], VOCABULARY),
+        ),
+    )
+
+
+async def test_at_temperature_1_migration_leaves_the_distribution_and_a_mutant_does_not(
+    fleet: RayVllmFleet, fleet_model: Path
+) -> None:
+    prompts = [Prompt(f"q{i}", [9 + i, 4, 20]) for i in range(4)]
+    by_name = {prompt.prompt_id: prompt for prompt in prompts}
+    asked: dict[str, Any] = {
+        "max_new_tokens": 40,
+        "sampling": Sampling(temperature=1.0, ignore_eos=True),
+    }
+    size = SAMPLES // len(prompts)
+    mutant_fleet = DropsATokenOnMigration(fleet, prompt_tokens=3)
+    plain = trajectories(await rollout(fleet, Disturb(), prompts, size, **asked))
+    moved = trajectories(await rollout(fleet, Disturb(moves=2), prompts, size, **asked))
+    broken, problems = await observed_rollout(
+        mutant_fleet, Disturb(moves=2), prompts, size, **asked
+    )
+    mutant = trajectories(broken)
+    assert problems, "the trace does not show that a token is missing"
+    assert len(plain) == len(moved) == SAMPLES
+    assert sum(t.moves > 0 for t in moved) > SAMPLES / 2
+    assert sum(t.moves > 0 for t in mutant) > SAMPLES / 2
+    assert min(p_values(fleet_model, plain, moved, by_name)) > 1e-4
+    assert min(p_values(fleet_model, plain, mutant, by_name)) < 1e-10
