@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
 
 POLICIES = ["sticky_least_inflight", "tail_planner"]
-FULL_STEPS, QUICK_STEPS = 40, 10
+FULL_STEPS, QUICK_STEPS = 30, 12
+FULL_CAP, QUICK_CAP = 768, 512
+"""Tokens per answer: the higher one leaves the tail of the lengths whole (4 % reach it)."""
 REWARD_STEPS = 3
 """Steps averaged into the first and last reward; one step's mean has a standard error of .04."""
 
@@ -49,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="configuration override"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), help="traces and report (runs/demo)"
+        "--out", type=Path, metavar="FOLDER", help="traces and report (default runs/demo-TIME)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -59,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     # before torch is imported: two OpenMP threads per process spin against the engines' own
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     policies = args.policy or POLICIES
+    args.out = args.out or Path(time.strftime("runs/demo-%Y%m%d-%H%M%S"))
     _validate(args, policies)
     from rich.console import Console
 
@@ -85,6 +89,9 @@ def _validate(args: argparse.Namespace, policies: list[str]) -> None:
         raise InvalidInputError("--policy names one policy twice")
     if args.steps is not None and args.steps < 1:
         raise InvalidInputError(f"--steps is {args.steps}; valid: 1 or more")
+    taken = [str(path) for path in map(partial(_trace_file, args.out), policies) if path.exists()]
+    if taken:
+        raise InvalidInputError(f"{', '.join(taken)} exist; name another folder with --out")
     if args.replicas < 1:
         raise InvalidInputError(f"--replicas is {args.replicas}; valid: 1 or more")
 
@@ -94,7 +101,8 @@ def settings_of(args: argparse.Namespace) -> "RunSettings":
     from steersman.examples.signs.reinforce import RunSettings
 
     steps = args.steps or (QUICK_STEPS if args.quick else FULL_STEPS)
-    return RunSettings(steps=steps, seed=args.seed)
+    cap = QUICK_CAP if args.quick else FULL_CAP
+    return RunSettings(steps=steps, seed=args.seed, max_new_tokens=cap)
 
 
 async def _demo(
@@ -119,7 +127,7 @@ async def _demo(
                         start,
                         version,
                         settings,
-                        args.out / f"{policy}.jsonl",
+                        _trace_file(args.out, policy),
                         lambda step, tell=tell: tell(_step_text(step)),  # type: ignore[misc]
                     )
                 )
@@ -193,6 +201,8 @@ def summarize(report: "RunReport") -> dict[str, Any]:
     return {
         "reward_first": round(statistics.fmean(rewards[:REWARD_STEPS]), 4),
         "reward_last": round(statistics.fmean(rewards[-REWARD_STEPS:]), 4),
+        "held_out_first": round(report.held_out_first, 4),
+        "held_out_last": round(report.held_out_last, 4),
         "tokens": sum(lengths),
         "step_s_p50": round(_quantile(times, 0.5), 3),
         "step_s_p90": round(_quantile(times, 0.9), 3),
@@ -233,9 +243,13 @@ def _write_report(out: Path, policies: list[str]) -> Path:
     from steersman.controller.report import write_report
     from steersman.controller.trace.reader import read
 
-    runs = [summarize_trace(read(out / f"{policy}.jsonl")) for policy in policies]
+    runs = [summarize_trace(read(_trace_file(out, policy))) for policy in policies]
     write_report(out / "report.html", runs)
     return out / "report.html"
+
+
+def _trace_file(out: Path, policy: str) -> Path:
+    return out / f"{policy.replace(':', '.')}.jsonl"
 
 
 def _step_text(step: "StepReport") -> str:

@@ -2,7 +2,7 @@
 
 The advantage of a sample is its reward minus its group's mean, without division by the deviation
 (Liu et al., 2025, "Dr. GRPO"), so a group whose rewards are all equal teaches nothing. The
-objective is PPO's clipped surrogate with DAPO's wider upper clip (Yu et al., 2025, eq. 10-11),
+objective is PPO's clipped surrogate with DAPO's wider upper clip (Yu et al., 2025),
 averaged over the tokens of a minibatch; no KL term.
 
 The ratio is taken against the log-probabilities that the engine recorded token by token. A

@@ -20,11 +20,20 @@ from steersman.controller.core import Controller
 from steersman.controller.results import Group, Prompt, Trajectory
 from steersman.controller.session import RolloutSession
 from steersman.controller.trace.writer import TraceWriter
-from steersman.examples.signs.grpo import GrpoConfig, GrpoTrainer, Sample
+from steersman.examples.signs.grpo import GrpoTrainer, Sample, evaluate
 from steersman.examples.signs.model import load_hf, named_tensors
-from steersman.examples.signs.task import EOS_ID, deal_prompts, make_pool, prompt_tokens, reward
+from steersman.examples.signs.task import (
+    EOS_ID,
+    deal_prompts,
+    make_evaluation_pool,
+    make_pool,
+    prompt_tokens,
+    reward,
+)
 from steersman.mechanisms.fleet import Fleet, LogprobProbe, Sampling
 
+HELD_OUT_PROBLEMS = 400
+"""Standard error of a share: 0.025."""
 CHECKED_TRAJECTORIES = 16
 """Trajectories per step whose log-probabilities are recomputed: 1/8 of a step, 2 % of its time."""
 
@@ -40,8 +49,6 @@ class RunSettings:
     max_new_tokens: int = 512
     pool_size: int = 200
     unsolvable_share: float = 0.2
-    learning_rate: float = 3e-4
-    minibatches: int = 4
 
 
 @dataclass
@@ -66,7 +73,11 @@ class RunReport:
     trajectories: list[Trajectory] = field(default_factory=list)
     on_time_lengths: list[int] = field(default_factory=list)
     """Lengths of trajectories delivered in the step that asked for them."""
+    held_out_first: float = 0.0
+    """Share of held-out problems solved before the first step."""
+    held_out_last: float = 0.0
     total_s: float = 0.0
+    """All steps and the final drain, without the two evaluations."""
     lost: int = 0
     doubled: int = 0
     migrated: int = 0
@@ -93,11 +104,7 @@ async def reinforce(
     config = load_config(
         None, [*overrides, f"placement.name={policy}", f"seed={settings.seed}"], environ={}
     )
-    trainer = GrpoTrainer(
-        load_hf(start),
-        GrpoConfig(learning_rate=settings.learning_rate, minibatches=settings.minibatches),
-        seed=settings.seed,
-    )
+    trainer = GrpoTrainer(load_hf(start), seed=settings.seed)
     session = RolloutSession(
         fleet,
         Controller.from_config(config),
@@ -107,11 +114,13 @@ async def reinforce(
     run = _Run(session, trainer, settings, RunReport(policy), first_version)
     async with session:
         await session.push_weights(named_tensors(trainer.model), first_version)
+        run.report.held_out_first = await run.held_out()
         started_s = time.monotonic()
         for step in range(settings.steps):
             progress(await run.step(step))
         await run.finish()
         run.report.total_s = time.monotonic() - started_s
+        run.report.held_out_last = await run.held_out()
         counts = session.counts()
         run.report.migrated, run.report.deferred = counts.moves, counts.deferrals
     return run.report
@@ -172,6 +181,13 @@ class _Run:
             await self._learn(groups)
         self.report.lost = sum(count for count in self._owed.values() if count > 0)
         self.report.doubled = sum(-count for count in self._owed.values() if count < 0)
+
+    async def held_out(self) -> float:
+        """Share of problems solved that no training touches; sampled here, not by the fleet."""
+        problems = make_evaluation_pool(HELD_OUT_PROBLEMS, self._settings.seed)
+        return await asyncio.to_thread(
+            evaluate, self._trainer.model, problems, seed=self._settings.seed
+        )
 
     async def _learn(self, groups: list[Group]) -> float:
         samples = [[self._sample(t) for t in group.trajectories] for group in groups]
