@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[args.command][0])
         return int(module.run(args))
     except SteersmanError as error:
-        print(f"steersman: error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"steersman: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
-        print("steersman: interrupted", file=sys.stderr)  # noqa: T201
+        print("steersman: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # `steersman ... | head`
         sys.stderr.close()

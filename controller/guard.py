@@ -7,6 +7,7 @@ policies speak about one trajectory, `PRECEDENCE` says who is heard.
 """
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
@@ -90,6 +91,8 @@ class _Check:
         row = self._row(decision)
         if row < 0:
             return "no such trajectory"
+        if not (0 < decision.propensity <= 1 and isfinite(decision.gain_s + decision.cost_s)):
+            return "its propensity, gain or cost is not a number that can be"
         legal = LEGAL_PHASES.get(decision.action)
         if legal is None:
             return f"{decision.action} is not an action on trajectories that can be carried out"

@@ -83,9 +83,15 @@ class Ledger:
     """All trajectories of one session.  Implements the executions' `Listener`."""
 
     def __init__(
-        self, fleet: Fleet, trace: TraceWriter, clock: Callable[[], float], run_id: str
+        self,
+        fleet: Fleet,
+        trace: TraceWriter,
+        clock: Callable[[], float],
+        run_id: str,
+        trace_token_ids: bool = False,
     ) -> None:
         self.fleet = fleet
+        self._trace_token_ids = trace_token_ids
         self.groups: dict[int, GroupState] = {}
         self.executions: dict[int, Execution] = {}
         """Unfinished trajectories by id."""
@@ -143,6 +149,7 @@ class Ledger:
                 size=size,
                 max_new_tokens=max_new_tokens,
                 step=step,
+                prompt_token_ids=list(prompt.token_ids) if self._trace_token_ids else None,
             )
         )
         for slot in range(size):

@@ -18,6 +18,12 @@ import msgspec
 
 from steersman.estimators.errors import InvalidInputError, UnknownNameError
 
+KINDS = {
+    "policies.placement": "placement policy",
+    "estimators": "estimator",
+    "mechanisms": "mechanism",
+}
+"""What a person calls the parts of a folder."""
 _PLUGIN_LINE = re.compile(r"^PLUGIN\b", re.MULTILINE)
 
 
@@ -36,7 +42,7 @@ def names(kind: str) -> list[str]:
 def check_name(kind: str, name: str) -> None:
     """Raise `UnknownNameError` for a name that cannot be a part; imports nothing."""
     if not _is_outside(name) and name not in (known := names(kind)):
-        raise UnknownNameError(kind, name, known)
+        raise UnknownNameError(KINDS.get(kind, kind), name, known)
 
 
 def load(kind: str, name: str) -> type:

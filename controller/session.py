@@ -46,15 +46,26 @@ class RolloutSession:
         controller: Controller,
         *,
         trace: TraceWriter | None = None,
-        weight_version: int = 0,
+        weight_version: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fleet, self.controller = fleet, controller
-        self.weight_version = weight_version
+        self.weight_version = (
+            max(fleet.stats(info.name).weight_version for info in fleet.replicas)
+            if weight_version is None
+            else weight_version
+        )
+        """The trainer's version; what the fleet holds, unless told otherwise."""
         self.step = -1
         """Number of the present step; `rollout` begins the next one."""
         self.trace = trace if trace is not None else _configured_trace(controller)
-        self._ledger = Ledger(fleet, self.trace, clock, run_id=uuid.uuid4().hex[:8])
+        self._ledger = Ledger(
+            fleet,
+            self.trace,
+            clock,
+            run_id=uuid.uuid4().hex[:8],
+            trace_token_ids=controller.config.trace.token_ids,
+        )
         self._ledger.on_change = self._on_change
         self._changed = asyncio.Event()
         self._objective = Objective.BARRIER
@@ -161,8 +172,8 @@ class RolloutSession:
         if inflight_groups < 1:
             raise InvalidInputError(f"inflight_groups is {inflight_groups}; valid: 1 or more")
         source, mine = iter(prompts), dict[int, GroupState]()
-        self._begin()
-        self._objective = Objective.STREAM
+        started_s = self._begin(Objective.STREAM, groups=0)
+        tokens = delivered = 0
         try:
             while True:
                 while len(mine) < inflight_groups and (prompt := next(source, None)) is not None:
@@ -176,10 +187,13 @@ class RolloutSession:
                 await self._until(lambda: any(group.complete for group in mine.values()))
                 done = next(group for group in mine.values() if group.complete)
                 del mine[done.group_id]
-                yield self._ledger.deliver(done, self.step, self.weight_version)
+                answer = self._ledger.deliver(done, self.step, self.weight_version)
+                tokens += sum(len(t.token_ids) for t in answer.trajectories)
+                delivered += 1
+                yield answer
         finally:
-            self._objective, self._rolling_out = Objective.BARRIER, False
             await self._abandon(list(mine.values()), "the stream was closed")
+            self._finish(started_s, tokens, delivered)
 
     async def push_weights(
         self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
@@ -231,53 +245,61 @@ class RolloutSession:
     async def _barrier(
         self, prompts: Sequence[Prompt], group_size: int, max_new_tokens: int, sampling: Sampling
     ) -> list[Group]:
-        self._begin()
-        ledger, started_s = self._ledger, self._ledger.now_s()
+        ledger = self._ledger
+        started_s = self._begin(Objective.BARRIER, groups=len(ledger.groups) + len(prompts))
         self._resume_parked()
         for prompt in prompts:
             ledger.admit(prompt, group_size, max_new_tokens, sampling, self.step)
         mine = list(ledger.groups.values())
+        groups: list[Group] = []
+        try:
+            await self._until(lambda: all(group.settled for group in mine))
+            groups = [
+                ledger.deliver(group, self.step, self.weight_version)
+                for group in mine
+                if group.complete
+            ]
+        except BaseException:
+            await self._abandon(mine, "the step was given up")
+            raise
+        finally:
+            tokens = sum(len(t.token_ids) for g in groups for t in g.trajectories)
+            self._finish(started_s, tokens, len(groups))
+        return groups
+
+    def _begin(self, objective: Objective, groups: int) -> float:
+        """Open the next step; returns its time."""
+        if not self._open:
+            raise InvalidInputError("the session is not open; use it as `async with`")
+        if self._rolling_out:
+            raise InvalidInputError("a rollout of this session is under way; await it first")
+        self._rolling_out, self._objective = True, objective
+        self.step += 1
+        started_s = self._ledger.now_s()
         self.trace.write(
             records.StepStarted(
                 t_s=started_s,
                 step=self.step,
                 weight_version=self.weight_version,
-                objective=self._objective.value,
-                groups=len(mine),
+                objective=objective.value,
+                groups=groups,
                 max_lag=self.controller.config.max_lag,
             )
         )
-        try:
-            await self._until(lambda: all(group.settled for group in mine))
-        except BaseException:
-            await self._abandon(mine, "the step was given up")
-            raise
-        finally:
-            self._rolling_out = False
-        groups = [
-            ledger.deliver(group, self.step, self.weight_version)
-            for group in mine
-            if group.complete
-        ]
-        now_s = ledger.now_s()
+        return started_s
+
+    def _finish(self, started_s: float, tokens: int, groups: int) -> None:
+        self._rolling_out = False
+        now_s = self._ledger.now_s()
         self.trace.write(
             records.StepEnded(
                 t_s=now_s,
                 step=self.step,
                 seconds=now_s - started_s,
-                tokens=sum(len(t.token_ids) for g in groups for t in g.trajectories),
-                groups=len(groups),
+                tokens=tokens,
+                groups=groups,
             )
         )
-        return groups
-
-    def _begin(self) -> None:
-        if not self._open:
-            raise InvalidInputError("the session is not open; use it as `async with`")
-        if self._rolling_out:
-            raise InvalidInputError("a rollout of this session is under way; await it first")
-        self._rolling_out = True
-        self.step += 1
 
     def _resume_parked(self) -> None:
         for execution in list(self._ledger.executions.values()):
@@ -315,7 +337,8 @@ class RolloutSession:
             log.error("%s: some replicas did not confirm their aborts in time", why)
             return
         for group in groups:
-            self._ledger.abandon(group)
+            if group.group_id in self._ledger.groups:  # closing may have been first
+                self._ledger.abandon(group)
 
     def _validate(self, prompts: Sequence[Prompt], group_size: int, max_new_tokens: int) -> None:
         if group_size < 1:

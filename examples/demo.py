@@ -111,7 +111,7 @@ async def _demo(
     start = await asyncio.to_thread(_pretrain, console)
     settings = settings_of(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    async with _fleet(args, start, console) as fleet:
+    async with _LaunchedFleet(args.replicas, args.ray, start, console) as fleet:
         from steersman.examples.signs.reinforce import reinforce
 
         await _warm_up(fleet, settings)
@@ -136,14 +136,12 @@ async def _demo(
 
 
 def _pretrain(console: "Console") -> Path:
-    from steersman.examples.signs.pretrain import pretrained
+    from steersman.examples.signs.pretrain import checkpoint_folder, pretrained
 
+    if (cached := checkpoint_folder()).is_dir():
+        return cached
     with _bar(console, "pretraining (once)", 1) as tell:
         return pretrained(progress=lambda step, steps, loss: tell(f"loss {loss:.2f}", steps))
-
-
-def _fleet(args: argparse.Namespace, start: Path, console: "Console") -> "_LaunchedFleet":
-    return _LaunchedFleet(args.replicas, args.ray, start, console)
 
 
 class _LaunchedFleet:

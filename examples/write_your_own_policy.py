@@ -58,4 +58,4 @@ if __name__ == "__main__":
     snapshot = seen.Observation(0.0, 1, seen.TrainerSignal(), prompts, group, fleet)
     policy = build("policies.placement", "steersman.examples.write_your_own_policy", {"share": 0.9})
     for d in policy.decide(snapshot, Forecast.unknown(snapshot), np.random.default_rng(0)):
-        print(f"{d.trajectory_id} -> {d.replica}: {d.reason}")  # noqa: T201
+        print(f"{d.trajectory_id} -> {d.replica}: {d.reason}")

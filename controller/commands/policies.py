@@ -6,9 +6,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-from steersman.controller.plugins import names
-
-KINDS = ("policies.placement", "estimators", "mechanisms")
+from steersman.controller.plugins import KINDS, names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,13 +18,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the parts; none of them is imported."""
     parts = {kind: {name: _summary(kind, name) for name in names(kind)} for kind in KINDS}
     if args.json:
-        print(json.dumps(parts, indent=2))  # noqa: T201
+        print(json.dumps(parts, indent=2))
         return 0
     width = max(len(name) for lines in parts.values() for name in lines)
     for kind, lines in parts.items():
-        print(kind)  # noqa: T201
+        print(kind)
         for name, line in lines.items():
-            print(f"  {name:<{width}}  {line}")  # noqa: T201
+            print(f"  {name:<{width}}  {line}")
     return 0
 
 

@@ -28,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
     from steersman.controller.trace.reader import read
 
     write_report(args.out, [summarize(read(path)) for path in args.traces])
-    print(args.out)  # noqa: T201
+    print(args.out)
     return 0

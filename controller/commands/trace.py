@@ -40,12 +40,12 @@ def _check(args: argparse.Namespace) -> int:
     problems = check(counted())
     if args.json:
         found = {"records": dict(counts), "torn_lines": reader.torn_lines, "problems": problems}
-        print(json.dumps(found, indent=2))  # noqa: T201
+        print(json.dumps(found, indent=2))
     else:
         for problem in problems:
-            print(problem)  # noqa: T201
+            print(problem)
         total = f"{counts.total()} records, {counts['trajectory_queued']} trajectories"
-        print(f"{args.path}: {total}, {len(problems)} problems")  # noqa: T201
+        print(f"{args.path}: {total}, {len(problems)} problems")
     return EXIT_UNSOUND if problems else 0
 
 
@@ -54,5 +54,5 @@ def _export(args: argparse.Namespace) -> int:
 
     folder = args.out if args.out is not None else args.path.with_suffix("")
     for file in to_parquet(args.path, folder):
-        print(file)  # noqa: T201
+        print(file)
     return 0

@@ -73,7 +73,7 @@ def test_text_that_looks_like_a_number_can_be_text() -> None:
         ("guard.max_defferals=1", "'guard.max_defferals'; did you mean 'guard.max_deferrals'"),
         ("placement.nam=x", "'placement.nam'; did you mean 'placement.name'"),
         ("placement.name=tail_plan", "'tail_plan'; did you mean 'tail_planner'"),
-        ("fallback.name=sticky", "unknown policies.placement 'sticky'"),
+        ("fallback.name=sticky", "unknown placement policy 'sticky'"),
         ("length.name=lenght", "unknown estimators 'lenght'; did you mean 'length'"),
     ],
 )
