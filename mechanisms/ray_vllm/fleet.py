@@ -28,7 +28,7 @@ from steersman.mechanisms.fleet import (
     ReplicaStats,
 )
 from steersman.mechanisms.ray_vllm.actor import Replica
-from steersman.mechanisms.ray_vllm.cluster import Connection, connect, disconnect
+from steersman.mechanisms.ray_vllm.cluster import Connection, check_gpus, connect, disconnect
 from steersman.mechanisms.ray_vllm.launcher import Launcher, describe
 from steersman.mechanisms.ray_vllm.link import Link, ReplicaLostError
 from steersman.mechanisms.ray_vllm.options import EngineOptions
@@ -95,6 +95,8 @@ class RayVllmFleet:
         connection = connect(address, namespace, log_to_driver)
         launcher = None
         try:
+            if connection.started:
+                check_gpus(replicas * num_gpus)
             launcher = Launcher(
                 model=os.fspath(model_dir),
                 engine=engine or EngineOptions(),

@@ -1,7 +1,6 @@
 """Starting replicas as Ray actors, and finding those that run."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -67,7 +67,7 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
     def pause(self) -> None:
         """A weight update preempts what runs; that says nothing about the engine's memory."""
         self._paused, self._last_s = True, None
-        self._forgiven = self.running
+        self._forgiven += self.running
 
     def resume(self) -> None:
         """The engine goes on."""

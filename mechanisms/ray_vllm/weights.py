@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 from steersman.estimators.errors import WeightMismatchError
 from steersman.mechanisms.fleet import LogprobProbe, NamedTensors
 
-TOLERANCE = {"float32": (1e-3, 1e-4), "bfloat16": (0.5, 0.05), "float16": (0.5, 0.05)}
-"""Largest and mean absolute difference of log-probabilities that rounding explains."""
+TOLERANCE = {"float32": (1e-3, 1e-4), "bfloat16": (3.0, 0.2), "float16": (3.0, 0.2)}
+"""Largest and mean absolute difference of log-probabilities that rounding explains.
+
+About twice what was measured, engine against transformers, on the tests' random model over 600
+tokens (mean log-probability -7, far more extreme than a trained model's): FP32_MEASURED in
+float32, 1.39 and 0.126 in bfloat16.  So in 16 bits only a gross error is caught.
+"""
 MAX_SHIPPED_BYTES = 2 << 30
 """Largest model folder sent through Ray's object store; larger ones belong on shared storage."""
 

@@ -1,105 +1,225 @@
-"""Tail planner, version 1."""
+"""Tail planner, version 1: longest first, then relieve or put off whatever holds the step up.
+
+Model.  With iteration time tau(b) = M + c b, a replica that runs its batch to the end needs exactly
+T_r = M * Lmax_r + c * sum(L_r): the longest trajectory pays M per token, every token pays c once.
+(The collapse of TailSieve's sum over batch sizes, arXiv 2608.22788, for an affine tau.)
+
+Admission.  Waiting trajectories stay at the controller until a replica has a slot for them, plus a
+small backlog in its engine, so that late knowledge still counts.  Objective `barrier`: longest
+expected first, each to the replica that ends soonest (LPT list scheduling: Graham 1969).  Objective
+`stream`: by oldest step, then by group with the least left, so that whole groups complete soon.
+
+Tail (barrier, nothing waits).  (1) *Defer* the few latest groups if that raises the step's rate of
+groups even should they prove short (`_deferral`).  (2) *Migrate* from the replica that would end
+last to one that would end much sooner, if the later of the two then ends earlier, at the expected
+length and at the lower quantile, by more than it costs: the prefill of prompt and tokens and a
+fixed hand-over (`_migration`).  Doing nothing is always a candidate.  A trajectory rests after a
+move, and a tick has few moves, for a forecast moves less than a fleet that chases it.
+
+Not here: restart (it discards tokens, and redrawing what grew long biases to short answers),
+isolate (it needs a pool kept free for it) and stop (it changes the answer).  They need an estimate
+of an answer's value or a plan over steps.
+
+It is wrong when lengths cannot be told apart (then it is a work-conserving queue), and when M and c
+do not describe the engine (KV cache near full).  Correctness class: exact; deferral makes a
+trajectory corrected, as newer weights write its rest.
+"""
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from steersman.estimators.forecast import Forecast
-from steersman.estimators.observation import Floats, Ints, Objective, Observation
-from steersman.policies.contract import PlacementPolicy, Stateless
+from steersman.estimators.lifecycle import Phase
+from steersman.estimators.observation import Ints, Objective, Observation
+from steersman.policies.contract import PlacementPolicy
 from steersman.policies.decision import Action, Decision
+from steersman.policies.placement._deferral import best_deferral
 from steersman.policies.placement._load import Load
+from steersman.policies.placement._migration import MoveSearch
+
+NAME = "tail_planner"
+FRESH_METRICS_S = 2.0
+"""Older reports of an engine's queue are ignored: they would block a replica that has moved on."""
 
 
 @dataclass
-class TailPlanner(Stateless):
-    backlog: int = 1
-    hold: bool = True
-    max_moves: int = 4
-    min_gain_share: float = 0.05
-    cooldown_s: float = 10.0
+class TailPlanner:
+    """Defaults hold for engines from 2 to 50 ms per iteration; none depends on the model."""
+
+    backlog: int = 2
+    """Trajectories kept in a replica's own queue; 0 lets slots idle a tick, many binds early."""
+    max_moves: int = 2
+    """Migrations per tick; 0 turns migration off."""
+    imbalance: float = 0.35
+    """A target must end sooner than the last replica by this share of its time; 1: never."""
+    cooldown_s: float = 20.0
+    """Seconds a trajectory rests after a move; 0 lets it wander."""
     handover_s: float = 0.5
-    low: bool = True
+    """Seconds a migrated trajectory stands still, prefill aside: about two polls."""
+    defer_share: float = 0.1
+    """Largest share of a step's groups that is put off; 0 turns deferral off."""
+    defer_margin: float = 0.05
+    """Deferral must raise the step's groups per second by this share; large: never."""
+    max_deferrals: int = 1
+    """Times one trajectory may be put off; the lag bound may allow less."""
 
-    def decide(self, observation: Observation, forecast: Forecast, rng: np.random.Generator) -> list[Decision]:
-        queued = observation.queued
-        if len(queued):
-            return self._admit(observation, forecast, queued)
-        if self.max_moves:
-            return self._moves(observation, forecast)
-        return []
+    _step: int = field(default=-1, init=False)
+    _step_start_s: float = field(default=0.0, init=False)
+    _step_groups: int = field(default=0, init=False)
+    """Most groups of this step seen at once."""
 
-    def _admit(self, o: Observation, f: Forecast, queued: Ints) -> list[Decision]:
-        r = o.replicas
-        load = Load.of(o, f)
-        room = np.where(r.alive, np.maximum(r.max_num_seqs, 1) + self.backlog - o.inflight(), 0)
-        end = load.end_s
-        mean = f.length.mean_remaining_tokens
-        order = queued[np.lexsort((queued, -mean[queued]))]
-        if self.hold:
-            slots = np.maximum(r.max_num_seqs, 1)
-            per_token = load.fixed_s / slots + load.per_sequence_s
-            e = np.sort(end[r.alive]); pt = per_token[r.alive][np.argsort(end[r.alive])]
-            # water filling
-            W = mean[queued].sum()
-            speed = np.cumsum(1/pt); base = np.cumsum(e/pt)
-            level = (W + base)/speed
-            k = np.searchsorted(np.r_[e[1:], np.inf] >= level, True)
-            T = level[min(k, len(level)-1)]
-            room = np.where(end > T, 0, room)
-        rows = np.flatnonzero(room > 0)
-        heap = [(float(end[x]), x) for x in rows.tolist()]
+    def decide(
+        self, observation: Observation, forecast: Forecast, rng: np.random.Generator
+    ) -> list[Decision]:
+        """Admit while something waits; look after the tail when nothing does."""
+        self._follow_step(observation)
+        if len(observation.queued):
+            return self._admit(observation, forecast)
+        if observation.trainer.objective is not Objective.BARRIER:
+            return []
+        return self._defer(observation, forecast) or self._migrate(observation, forecast)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The present step: number, start, groups."""
+        return {
+            "step": self._step,
+            "step_start_s": self._step_start_s,
+            "step_groups": self._step_groups,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace what it knows of the present step."""
+        self._step, self._step_start_s = int(state["step"]), float(state["step_start_s"])
+        self._step_groups = int(state["step_groups"])
+
+    def _follow_step(self, observation: Observation) -> None:
+        step = observation.trainer.step
+        if step != self._step:
+            self._step, self._step_start_s = step, observation.now_s
+            self._step_groups = 0
+        now = int((observation.groups.step == step).sum())
+        self._step_groups = max(self._step_groups, now, observation.trainer.groups_wanted)
+
+    def _admit(self, observation: Observation, forecast: Forecast) -> list[Decision]:
+        replicas, load = observation.replicas, Load.of(observation, forecast)
+        room, end = self._room(observation), load.end_s
+        heap = [(float(end[row]), replicas.names[row], row) for row in np.flatnonzero(room > 0)]
         heapq.heapify(heap)
-        M, c = load.fixed_s.tolist(), load.per_sequence_s.tolist()
-        longest, work, room = load.longest.tolist(), load.work.tolist(), room.tolist()
-        out = []
-        up = f.length.upper[order].tolist()
-        for row, l, u in zip(order.tolist(), mean[order].tolist(), up):
-            if not heap: break
-            _, x = heap[0]
-            out.append(Decision(int(o.trajectories.trajectory_id[row]), Action.PLACE, "tail_planner", "longest first", r.names[x], row=row))
-            longest[x] = max(longest[x], u); work[x] += l; room[x] -= 1
-            if room[x] > 0: heapq.heapreplace(heap, (M[x]*longest[x]+c[x]*work[x], x))
-            else: heapq.heappop(heap)
-        return out
+        order = _admission_order(observation, forecast)[: int(room.sum())]
+        length = forecast.length
+        rule = "shortest" if observation.trainer.objective is Objective.STREAM else "longest"
+        fixed, slope = load.fixed_s.tolist(), load.per_sequence_s.tolist()
+        longest, work, room_left = load.longest.tolist(), load.work.tolist(), room.tolist()
+        reasons = [
+            f"{rule} first; {n} ends soonest ({e:.0f} s)"
+            for n, e in zip(replicas.names, end, strict=True)
+        ]
+        decisions: list[Decision] = []
+        rows = zip(
+            order.tolist(),
+            observation.trajectories.trajectory_id[order].tolist(),
+            length.mean_remaining_tokens[order].tolist(),
+            length.upper[order].tolist(),
+            strict=True,
+        )
+        for row, trajectory_id, mean, upper in rows:
+            _, name, r = heap[0]
+            decisions.append(Decision(trajectory_id, Action.PLACE, NAME, reasons[r], name, row=row))
+            work[r] += mean
+            longest[r] = max(longest[r], upper)
+            room_left[r] -= 1
+            if room_left[r] > 0:
+                end_s = fixed[r] * longest[r] + slope[r] * work[r]
+                heapq.heapreplace(heap, (end_s, name, r))
+            else:
+                heapq.heappop(heap)
+        return decisions
 
-    def _moves(self, o, f):
-        t, r = o.trajectories, o.replicas
-        load = Load.of(o, f)
-        free = np.where(r.alive, r.max_num_seqs - o.inflight(), 0)
-        run = o.running
-        run = run[(o.now_s - t.moved_s[run]) >= self.cooldown_s]
-        out = []
-        M, c = load.fixed_s, load.per_sequence_s
-        mean, up, low = f.length.mean_remaining_tokens, f.length.upper, f.length.remaining_tokens[:,0]
-        pf = f.throughput.prefill_token_s
+    def _room(self, observation: Observation) -> Ints:
+        """(r,) trajectories each replica can take now."""
+        replicas, inflight = observation.replicas, observation.inflight()
+        room = np.maximum(replicas.max_num_seqs, 1) + self.backlog - inflight
+        fresh = replicas.metrics_age_s <= FRESH_METRICS_S
+        full = fresh & (replicas.waiting > self.backlog) & (inflight > 0)
+        return np.where(replicas.alive & ~full, np.maximum(room, 0), 0)
+
+    def _migrate(self, observation: Observation, forecast: Forecast) -> list[Decision]:
+        t, names = observation.trajectories, observation.replicas.names
+        if self.max_moves <= 0 or len(names) < 2:
+            return []
+        running = observation.running
+        rested = running[observation.now_s - t.moved_s[running] >= self.cooldown_s]
+        load = Load.of(observation, forecast)
+        search = MoveSearch(observation, forecast, load, self.handover_s, self.imbalance, rested)
+        decisions: list[Decision] = []
         for _ in range(self.max_moves):
             end = load.end_s
-            s = int(np.argmax(np.where(r.alive, end, -1)))
-            cand = run[t.replica_row[run] == s]
-            dest = np.flatnonzero(free > 0); dest = dest[dest != s]
-            if not len(cand) or not len(dest): break
-            lng = np.where(cand == load.longest_row[s], load.second[s], load.longest[s])
-            src_after = M[s]*lng + c[s]*(load.work[s]-mean[cand])
-            tok = (t.prompt_tokens + t.generated_tokens)[cand]
-            cost = self.handover_s + tok[:,None]*pf[dest]
-            dst_after = M[dest]*np.maximum(load.longest[dest], up[cand][:,None]) + c[dest]*(load.work[dest]+mean[cand][:,None]) + cost
-            gain = end[s] - np.maximum(src_after[:,None], dst_after)
-            # lower quantile
-            Ls = np.maximum(lng, low[cand]); 
-            before = M[s]*Ls + c[s]*(load.work[s]-mean[cand]+low[cand])
-            dlow = M[dest]*np.maximum(load.longest[dest], low[cand][:,None]) + c[dest]*(load.work[dest]+low[cand][:,None]) + cost
-            glow = before[:,None] - np.maximum((M[s]*lng+c[s]*(load.work[s]-mean[cand]))[:,None], dlow)
-            g = np.minimum(gain, glow) if self.low else gain
-            k = int(np.argmax(g)); i, j = divmod(k, len(dest))
-            if g[i,j] < self.min_gain_share*end[s] or g[i,j] < cost[i,j]: break
-            row, d = int(cand[i]), int(dest[j])
-            out.append(Decision(int(t.trajectory_id[row]), Action.MIGRATE, "tail_planner", "x", r.names[d], gain_s=float(g[i,j]), cost_s=float(cost[i,j]), row=row))
-            load.work[s] -= mean[row]; load.work[d] += mean[row]
-            load.longest[s] = lng[i]; load.longest[d] = max(load.longest[d], up[row])
-            free[d] -= 1; free[s] += 1
-            run = run[run != row]
-        return out
+            move = search.next()
+            if move is None:
+                break
+            source, target = names[move.source], names[move.target]
+            later = end[move.source] - end[move.target]
+            decisions.append(
+                Decision(
+                    int(t.trajectory_id[move.row]),
+                    Action.MIGRATE,
+                    NAME,
+                    f"{source} would end {later:.1f} s after {target}; moving one of its longest"
+                    f" costs {move.cost_s:.1f} s and saves {move.gain_s:.1f} s",
+                    target,
+                    gain_s=move.gain_s,
+                    cost_s=move.cost_s,
+                    row=move.row,
+                )
+            )
+        return decisions
+
+    def _defer(self, observation: Observation, forecast: Forecast) -> list[Decision]:
+        plan = best_deferral(
+            observation,
+            forecast,
+            elapsed_s=observation.now_s - self._step_start_s,
+            step_groups=self._step_groups,
+            share=self.defer_share,
+            margin=self.defer_margin,
+            max_deferrals=self.max_deferrals,
+        )
+        if plan is None:
+            return []
+        reason = (
+            f"{plan.groups} of the step's {self._step_groups} groups would hold it up for"
+            f" {plan.gain_s:.1f} s; they go on in the next step"
+        )
+        ids = observation.trajectories.trajectory_id
+        return [
+            Decision(
+                int(ids[row]),
+                Action.DEFER,
+                NAME,
+                reason,
+                gain_s=plan.gain_s,
+                cost_s=plan.cost_s,
+                row=row,
+            )
+            for row in plan.rows.tolist()
+        ]
+
+
+def _admission_order(observation: Observation, forecast: Forecast) -> Ints:
+    """Queued rows, the one to place first first; ties by row, which is by id."""
+    queued, t = observation.queued, observation.trajectories
+    mean = forecast.length.mean_remaining_tokens
+    if observation.trainer.objective is Objective.BARRIER:
+        return np.asarray(queued[np.lexsort((queued, -mean[queued]))])
+    longest = np.zeros(len(observation.groups))
+    unfinished = t.phase != Phase.ENDED
+    np.maximum.at(longest, t.group_row[unfinished], mean[unfinished])
+    group = t.group_row[queued]
+    step = observation.groups.step[group]
+    return np.asarray(queued[np.lexsort((queued, group, longest[group], step))])
+
 
 PLUGIN: type[PlacementPolicy] = TailPlanner

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from engine.models import random_llama
+
 from steersman.mechanisms.ray_vllm.fleet import EngineOptions, RayVllmFleet
 
 ENGINE = EngineOptions(dtype="float32", max_model_len=2048, max_num_seqs=64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from steersman.mechanisms.fleet import (
     Attempt,
     AttemptRequest,
@@ -175,12 +176,15 @@ async def test_what_the_engine_cannot_take_ends_as_an_error(fleet: RayVllmFleet)
     attempts = [
         fleet.start(replica, request([5] * 3000, 1)),
         fleet.start(replica, request([5] * 2000, 100)),
-        fleet.start(replica, request([70], 5)),  # not in the vocabulary
+        fleet.start(replica, request([5, 64], 5)),
+        fleet.start(replica, request([-1, 5], 5)),
+        fleet.start(replica, request([], 5)),
         fleet.start("nowhere", request([5], 5)),
     ]
     await ended(*attempts)
     assert {end_of(a).reason for a in attempts} == {EndReason.ERROR}
     assert "max_model_len of 2048" in end_of(attempts[1]).detail
+    assert "vocabulary of 64" in end_of(attempts[2]).detail
     assert all("\n" not in end_of(a).detail != "" for a in attempts)
     good = fleet.start(replica, request([5], 5))
     await ended(good)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from engine.test_attempts import FREE, GREEDY, end_of, ended, first, request, written
 from engine.test_weights import load, tensors
+
 from steersman.estimators.errors import FleetError, InvalidInputError
 from steersman.mechanisms.fleet import EndReason
 from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
@@ -176,13 +177,13 @@ def launch(model: Path, address: str = "") -> "subprocess.Popen[str]":
     )
 
 
-def test_a_dead_address_is_one_line_within_seconds(fleet_model: Path) -> None:
+async def test_a_dead_address_is_one_line_within_seconds(fleet_model: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         started_s = time.monotonic()
         with launch(fleet_model, address) as process:
-            _, err = process.communicate()
+            _, err = await asyncio.to_thread(process.communicate)
     assert process.returncode == 1
     assert err.splitlines() == [
         f"error: no Ray cluster at {address!r}: [Errno 111] Connection refused"
@@ -190,9 +191,9 @@ def test_a_dead_address_is_one_line_within_seconds(fleet_model: Path) -> None:
     assert time.monotonic() - started_s < 15
 
 
-def test_a_wrong_address_is_one_line(fleet_model: Path) -> None:
+async def test_a_wrong_address_is_one_line(fleet_model: Path) -> None:
     with launch(fleet_model, "somewhere") as process:
-        _, err = process.communicate()
+        _, err = await asyncio.to_thread(process.communicate)
     assert err.strip() == "error: Ray address 'somewhere' is not valid; valid: host:port, or auto"
 
 

@@ -1,7 +1,7 @@
 """Pushing weights to real engines, with requests in flight."""
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine.models import random_llama
 from engine.test_attempts import GREEDY, end_of, ended, first, request, written
+
 from steersman.estimators.errors import InvalidInputError, WeightMismatchError
 from steersman.mechanisms.fleet import EndReason, LogprobProbe
 from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
@@ -38,8 +39,8 @@ def tensors(model: Any) -> list[tuple[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def other_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield random_llama(tmp_path_factory.mktemp("other-model"), seed=1)
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_llama(tmp_path_factory.mktemp("other-model"), seed=1)
 
 
 @contextlib.asynccontextmanager
