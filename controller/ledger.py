@@ -95,6 +95,8 @@ class Ledger:
         self.groups: dict[int, GroupState] = {}
         self.executions: dict[int, Execution] = {}
         """Unfinished trajectories by id."""
+        self.waiting = 0
+        """Trajectories that wait for a placement."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when something waits for a placement, or a group has settled."""
         self._trace, self._clock, self._run_id = trace, clock, run_id
@@ -238,6 +240,7 @@ class Ledger:
         )
         group = entry.group
         group.parked += (execution.phase is Phase.PARKED) - (old is Phase.PARKED)
+        self.waiting += (execution.phase is Phase.QUEUED) - (old is Phase.QUEUED)
         if execution.phase is Phase.ENDED:
             self._ended(execution, entry, now_s)
         if execution.phase in (Phase.QUEUED, Phase.PARKED, Phase.ENDED):
@@ -311,6 +314,7 @@ class Ledger:
             correctness=CorrectnessClass.EXACT if replaces is None else CorrectnessClass.EMPIRICAL,
         )
         self.executions[trajectory_id] = execution
+        self.waiting += 1
         self._entries[trajectory_id] = _Entry(group, slot, row)
         self._trace.write(
             records.TrajectoryQueued(

@@ -369,7 +369,7 @@ class RolloutSession:
 
     def _on_change(self) -> None:
         self._changed.set()
-        if self._tasks:
+        if self._tasks and self._ledger.waiting:  # else the next regular tick is soon enough
             self._loop.wake()
 
     def _loop_ended(self, loop: asyncio.Task[None]) -> None:

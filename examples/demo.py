@@ -210,6 +210,10 @@ def summarize(report: "RunReport") -> dict[str, Any]:
         "truncated": sum(not t.finished for t in report.trajectories),
         "deferred": report.deferred,
         "migrated": report.migrated,
+        "degenerate_share": round(
+            statistics.fmean(step.degenerate_share for step in report.steps), 3
+        ),
+        "rewards": [round(step.reward, 4) for step in report.steps],
         "mean_length_kept": round(statistics.fmean(report.on_time_lengths or [0]), 2),
         "mean_length_asked": round(statistics.fmean(lengths or [0]), 2),
         "logprob_difference_max": max(step.logprob_difference for step in report.steps),
@@ -232,7 +236,8 @@ def _print_table(policies: dict[str, dict[str, Any]]) -> None:
     for name in policies:
         table.add_column(name, justify="right")
     for figure in next(iter(policies.values())):
-        table.add_row(figure, *(f"{row[figure]:g}" for row in policies.values()))
+        if figure != "rewards":  # the page draws them
+            table.add_row(figure, *(f"{row[figure]:g}" for row in policies.values()))
     Console().print(table)
 
 

@@ -62,6 +62,9 @@ class StepReport:
     tokens: int
     groups: int
     logprob_difference: float
+    """Largest |log p(engine) - log p(trainer)| among the tokens that were recomputed."""
+    degenerate_share: float
+    """Share of the groups whose rewards are all equal: they teach nothing."""
 
 
 @dataclass
@@ -161,15 +164,16 @@ class _Run:
         )
         rollout_s = time.monotonic() - started_s
         difference = await asyncio.to_thread(self._logprob_difference, groups)
-        mean_reward = await self._learn(groups)
+        learned = await self._learn(groups)
         report = StepReport(
             step=step,
             seconds=time.monotonic() - started_s,
             rollout_s=rollout_s,
-            reward=mean_reward,
+            reward=learned["mean_reward"],
             tokens=sum(len(t.token_ids) for g in groups for t in g.trajectories),
             groups=len(groups),
             logprob_difference=difference,
+            degenerate_share=learned["degenerate_share"],
         )
         self.report.steps.append(report)
         return report
@@ -189,17 +193,17 @@ class _Run:
             evaluate, self._trainer.model, problems, seed=self._settings.seed
         )
 
-    async def _learn(self, groups: list[Group]) -> float:
+    async def _learn(self, groups: list[Group]) -> dict[str, float]:
         samples = [[self._sample(t) for t in group.trajectories] for group in groups]
         for group in groups:
             self._book(group)
         if not samples:
-            return float("nan")
-        await asyncio.to_thread(self._trainer.update, samples)
+            return {"mean_reward": float("nan"), "degenerate_share": float("nan")}
+        metrics = await asyncio.to_thread(self._trainer.update, samples)
         probes = await asyncio.to_thread(self._probes, groups)
         version = self._first_version + self._trainer.weight_version
         await self._session.push_weights(named_tensors(self._trainer.model), version, probes)
-        return float(np.mean([s.reward for group in samples for s in group]))
+        return metrics
 
     def _sample(self, trajectory: Trajectory) -> Sample:
         problem = self._problems[trajectory.prompt_id]

@@ -144,6 +144,8 @@ class RolloutMachine(RuleBasedStateMachine):
         counts = self.ledger.counts()
         assert counts.unfinished == len(self.ledger.executions)
         assert counts.ended == sum(counts.dispositions.values())
+        phases = [e.phase for e in self.ledger.executions.values()]
+        assert self.ledger.waiting == phases.count(Phase.QUEUED)
         observation = self.ledger.observation(0, TrainerSignal())
         unfinished = observation.trajectories.phase != Phase.ENDED
         assert unfinished.sum() == counts.unfinished

@@ -44,9 +44,7 @@ def median_s(tick: Callable[[int], None]) -> float:
 @pytest.mark.parametrize("policy", names("policies.placement"))
 def test_a_tick_is_decided_in_time(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     ledger, fleet = big_ledger()
-    controller = Controller.from_config(
-        load_config(None, [f"placement.name={policy}"], environ={})
-    )
+    controller = Controller.from_config(load_config(None, [f"placement.name={policy}"], environ={}))
     signal = TrainerSignal(max_lag=1)
     burst_s = median_s(lambda number: decide(controller, ledger, signal, number))
     for i, execution in enumerate(list(ledger.executions.values())):
