@@ -1,0 +1,140 @@
+"""The guard lets through what is legal, timely and affordable, and says why it drops the rest."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.observations import observation, replica_table, trajectory_table
+
+from steersman.controller.config import GuardConfig
+from steersman.controller.guard import guard
+from steersman.estimators.lifecycle import Phase
+from steersman.estimators.observation import NO_ROW, Observation, TrainerSignal
+from steersman.policies.decision import Action, Decision
+
+NOW_S = 100.0
+
+
+def world(
+    phase: Phase = Phase.RUNNING, trainer: TrainerSignal | None = None, **columns: Any
+) -> Any:
+    """Two trajectories of one phase and three replicas, of which the last is dead."""
+    here = 0 if phase in (Phase.RUNNING, Phase.LEAVING) else NO_ROW
+    trajectories = trajectory_table(
+        [phase, phase],
+        **{
+            "replica_row": np.array([here, here]),
+            "moved_s": np.full(2, -np.inf),
+            "oldest_weight_version": np.array([0, 0]),
+            **{name: np.array(column) for name, column in columns.items()},
+        },
+    )
+    replicas = replica_table(3, alive=np.array([True, True, False]))
+    return observation(trajectories, replicas, NOW_S, trainer=trainer or TrainerSignal(max_lag=1))
+
+
+def decision(
+    action: Action, seen: Observation, row: int = 0, target: int = 1, **more: Any
+) -> Decision:
+    return Decision(
+        trajectory_id=int(seen.trajectories.trajectory_id[row]),
+        action=action,
+        policy="test",
+        reason="",
+        replica=seen.replicas.names[target],
+        **more,
+    )
+
+
+def verdict(
+    seen: Observation, *proposed: Decision, **config: Any
+) -> tuple[list[Action], list[str]]:
+    kept, dropped = guard(seen, list(proposed), GuardConfig(**config))
+    return [d.action for d in kept], [d.why for d in dropped]
+
+
+@pytest.mark.parametrize("action", [Action.MIGRATE, Action.ISOLATE, Action.RESTART, Action.STOP])
+def test_a_running_trajectory_may_be_moved_restarted_or_stopped(action: Action) -> None:
+    seen = world()
+    assert verdict(seen, decision(action, seen)) == ([action], [])
+
+
+@pytest.mark.parametrize("phase", [Phase.LEAVING, Phase.PARKED, Phase.ENDED])
+@pytest.mark.parametrize("action", [Action.PLACE, Action.MIGRATE, Action.DEFER, Action.STOP])
+def test_nothing_is_done_to_what_is_leaving_parked_or_ended(phase: Phase, action: Action) -> None:
+    seen = world(phase)
+    assert verdict(seen, decision(action, seen)) == ([], [f"it is {phase.name.lower()}"])
+
+
+def test_prompt_actions_are_not_actions_on_trajectories() -> None:
+    seen = world()
+    assert "not an action on trajectories" in verdict(seen, decision(Action.ADMIT, seen))[1][0]
+
+
+def test_a_dead_or_unknown_target_is_refused() -> None:
+    seen = world()
+    unknown = Decision(int(seen.trajectories.trajectory_id[0]), Action.MIGRATE, "test", "", "r99")
+    assert "is not alive" in verdict(seen, decision(Action.MIGRATE, seen, target=2))[1][0]
+    assert "is not alive" in verdict(seen, unknown)[1][0]
+
+
+def test_an_unknown_trajectory_is_refused() -> None:
+    seen = world()
+    assert verdict(seen, Decision(10**9, Action.STOP, "test", "")) == ([], ["no such trajectory"])
+
+
+def test_of_two_actions_on_one_trajectory_the_one_that_ends_work_is_heard() -> None:
+    seen = world()
+    kept, dropped = verdict(seen, decision(Action.MIGRATE, seen), decision(Action.STOP, seen))
+    assert kept == [Action.STOP]
+    assert dropped == ["another action for this trajectory comes first"]
+
+
+def test_moves_are_bounded_per_tick_per_life_and_by_the_cool_down() -> None:
+    seen = world()
+    both = [decision(Action.MIGRATE, seen, row) for row in (0, 1)]
+    assert verdict(seen, *both, max_moves_per_tick=1)[1] == ["the 1 moves of this tick are used up"]
+    seen = world(moves=[4, 0])
+    assert verdict(seen, decision(Action.MIGRATE, seen))[1] == ["it has been moved 4 times"]
+    seen = world(moved_s=[NOW_S - 1.9, NOW_S - 2.1])
+    both = [decision(Action.MIGRATE, seen, row) for row in (0, 1)]
+    assert verdict(seen, *both) == ([Action.MIGRATE], ["it was moved a moment ago"])
+
+
+def test_placing_is_not_bounded_by_the_move_budget() -> None:
+    seen = world(Phase.QUEUED)
+    both = [decision(Action.PLACE, seen, row) for row in (0, 1)]
+    assert verdict(seen, *both, max_moves_per_tick=0) == ([Action.PLACE, Action.PLACE], [])
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.QUEUED])
+def test_a_deferral_must_keep_the_lag_bound_at_the_next_version(phase: Phase) -> None:
+    for version, max_lag, legal in ((0, 1, True), (1, 1, False), (1, 2, True), (0, 0, False)):
+        seen = world(phase, TrainerSignal(weight_version=version, max_lag=max_lag))
+        kept, dropped = verdict(seen, decision(Action.DEFER, seen))
+        assert (kept == [Action.DEFER]) == legal
+        assert legal or f"lag {version + 1}; the bound is {max_lag}" in dropped[0]
+
+
+def test_deferrals_and_restarts_are_bounded_per_trajectory() -> None:
+    seen = world(deferred=[2, 1])
+    kept, dropped = verdict(seen, *(decision(Action.DEFER, seen, row) for row in (0, 1)))
+    assert (kept, dropped) == ([Action.DEFER], ["it has been deferred 2 times"])
+    seen = world(restarts=[1, 0])
+    kept, dropped = verdict(seen, *(decision(Action.RESTART, seen, row) for row in (0, 1)))
+    assert (kept, dropped) == ([Action.RESTART], ["its slot has been restarted 1 times"])
+
+
+def test_a_move_onto_a_replica_that_has_not_reported_for_long_is_refused() -> None:
+    seen = world()
+    replicas = replace(seen.replicas, metrics_age_s=np.array([0.0, 6.0, 0.0]))
+    seen = replace(seen, replicas=replicas)
+    assert "figures of" in verdict(seen, decision(Action.MIGRATE, seen))[1][0]
+    assert verdict(seen, decision(Action.MIGRATE, seen), metrics_max_age_s=7.0)[1] == []
+
+
+@pytest.mark.parametrize("bad", [{"propensity": 0.0}, {"gain_s": np.nan}, {"cost_s": np.inf}])
+def test_figures_that_cannot_be_are_refused(bad: dict[str, float]) -> None:
+    seen = world()
+    assert "not a number that can be" in verdict(seen, decision(Action.STOP, seen, **bad))[1][0]
