@@ -32,8 +32,9 @@ from steersman.mechanisms.ray_vllm.wire import Command, End, Mailbox, Reply
 
 IDLE_WAIT_S = 1.0
 """How long a poll waits while there is nothing to report on."""
-LEASE_S = 60.0
-"""A driver silent for so long is gone: its attempts are aborted to free the engine."""
+LEASE_S = 600.0
+"""A driver silent for so long is gone: its attempts are aborted to free the engine for the others.
+A driver whose event loop a trainer blocks is silent too, so this is longer than a training step."""
 SCORE_PRIORITY = -(1 << 30)
 """Scoring is one iteration that a trainer waits for: before everything else."""
 PR_SET_PDEATHSIG = 1
@@ -85,10 +86,12 @@ class Replica:
         `files` holds a reference to the model folder's content, or nothing; it is fetched only if
         the folder is not on this machine.
         """
-        model = self._spec.model
-        if files and not Path(model).exists():
-            model = await asyncio.to_thread(write_folder, await files[0])
-        config = self._build(model)
+        if files and not Path(self._spec.model).exists():
+            with tempfile.TemporaryDirectory(prefix="steersman-model-") as folder:
+                await asyncio.to_thread(write_folder, await files[0], Path(folder))
+                config = self._build(folder)
+        else:
+            config = self._build(self._spec.model)
         await self._engine.update_weight_version(str(self._weight_version))
         self._vocabulary = config.model_config.get_vocab_size()
         self._info = ReplicaInfo(
@@ -107,7 +110,10 @@ class Replica:
 
         from steersman.mechanisms.ray_vllm.metrics import Counters
 
-        arguments = self._spec.engine.engine_args(model, self._on_gpu)
+        arguments = {
+            "seed": self._spec.seed,
+            **self._spec.engine.engine_args(model, self._on_gpu),
+        }
         arguments["worker_extension_cls"] = (
             "steersman.mechanisms.ray_vllm.extension.SteersmanExtension"
         )
@@ -128,7 +134,7 @@ class Replica:
         return config
 
     async def info(self) -> ReplicaInfo:
-        """What does not change; None of a replica is usable before it is launched."""
+        """What does not change while the replica lives."""
         if self._info is None:
             raise RuntimeError(f"replica {self._spec.name!r} has not been launched")
         return self._info
@@ -160,7 +166,7 @@ class Replica:
                 await driver.mailbox.wait(IDLE_WAIT_S)
             else:
                 await driver.mailbox.wait(wait_s)
-            await self._drop_silent_drivers()
+            await self._abort_for_silent_drivers()
             stats, silent_s = self._stats(), self._counters.silent_s()
             return driver.mailbox.take(stats, silent_s, self._failure)
         finally:
@@ -305,11 +311,12 @@ class Replica:
     def _driver(self, client: str) -> _Driver:
         return self._drivers.setdefault(client, _Driver())
 
-    async def _drop_silent_drivers(self) -> None:
+    async def _abort_for_silent_drivers(self) -> None:
+        """Their mailboxes stay: should they come back, they find the ends."""
         now_s = time.monotonic()
-        for client, driver in list(self._drivers.items()):
+        for driver in list(self._drivers.values()):
             if driver.polls == 0 and now_s - driver.heard_s > LEASE_S:
-                await self.leave(client)
+                await self._abort(list(driver.requests.values()))
 
     def _stats(self) -> ReplicaStats:
         stats: ReplicaStats = self._counters.stats(self._weight_version)

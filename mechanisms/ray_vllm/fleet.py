@@ -198,10 +198,13 @@ class RayVllmFleet:
         return info.name
 
     async def kill_replica(self, name: str) -> None:
-        """Take a replica out of the fleet at once; its attempts end as lost."""
+        """Take a replica out of the fleet at once; its attempts end as lost.
+
+        The replica itself ends, unless this fleet only attached to it.
+        """
         link = self._link(name)
         link.owned = link.owned or self._launcher is not None
-        link.lose("it was removed")
+        await link.close("it was removed")
 
     async def processes(self, replica: str) -> list[int]:
         """Process ids of the replica and its engine, on the replica's machine."""

@@ -1,6 +1,7 @@
 """Starting replicas as Ray actors, and finding those that run."""
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,20 +58,24 @@ class Launcher:
             engine=self.engine,
             num_gpus=self.num_gpus,
             weight_version=self.weight_version,
+            seed=secrets.randbits(31),
         )
-        actor = (
-            ray.remote(Replica)
-            .options(
-                name=spec.name,
-                namespace=self.namespace,
-                lifetime="detached" if self.detached else None,
-                max_concurrency=MAX_CONCURRENCY,
-                num_cpus=self.num_cpus,
-                num_gpus=self.num_gpus,
-                runtime_env={"env_vars": process_environment(spec)},
-            )
-            .remote(spec)
+        kind = ray.remote(Replica).options(
+            name=spec.name,
+            namespace=self.namespace,
+            lifetime="detached" if self.detached else None,
+            max_concurrency=MAX_CONCURRENCY,
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            runtime_env={"env_vars": process_environment(spec)},
         )
+        try:
+            actor = kind.remote(spec)
+        except ValueError as error:
+            raise FleetError(
+                f"Ray namespace {self.namespace!r} has a replica {spec.name!r} already; "
+                "attach to it, or choose another namespace"
+            ) from error
         self._actors.append(actor)
         return actor
 

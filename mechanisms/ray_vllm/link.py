@@ -75,6 +75,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._lost: asyncio.Future[str] = self._loop.create_future()
         self._logs: dict[int, _Log] = {}
+        self._handle_of: dict[Attempt, int] = {}
         self._handles = itertools.count(1)
         self._commands = itertools.count(1)
         self._starts: list[int] = []
@@ -94,13 +95,14 @@ class Link:
             return
         handle = next(self._handles)
         self._logs[handle] = _Log(attempt)
+        self._handle_of[attempt] = handle
         self._starts.append(handle)
         self._flush_soon()
 
     def abort(self, attempt: Attempt) -> None:
         """Ask for the attempt's end."""
-        if attempt.end is None and self.alive:
-            self._aborts += [h for h, log in self._logs.items() if log.attempt is attempt]
+        if (handle := self._handle_of.get(attempt)) is not None:
+            self._aborts.append(handle)
             self._flush_soon()
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -125,11 +127,12 @@ class Link:
         if self.owned:
             ray.kill(self._actor, no_restart=True)
         logs, self._logs = self._logs, {}
+        self._handle_of.clear()
         for running in logs.values():
             running.attempt.finish(_end(running, EndReason.LOST, why))
         self._changed()
 
-    async def close(self) -> None:
+    async def close(self, why: str = "the fleet was closed") -> None:
         """Kill an owned replica, leave another one; attempts still running end as lost.
 
         Killing is enough: the engine's process dies with its actor (within 25 ms measured).
@@ -139,7 +142,7 @@ class Link:
             await asyncio.wait(
                 (leaving, self._lost), timeout=LEAVE_S, return_when=asyncio.FIRST_COMPLETED
             )
-        self.lose("the fleet was closed")
+        self.lose(why)
         await asyncio.wait((self._watcher,), timeout=2.0)
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
@@ -218,6 +221,7 @@ class Link:
     def _finish(self, end: End) -> None:
         running = self._logs.pop(end.handle, None)
         if running is not None:
+            del self._handle_of[running.attempt]
             running.attempt.finish(_end(running, end.reason, end.detail, end))
 
 
@@ -232,8 +236,8 @@ def _end(running: _Log, reason: EndReason, detail: str, end: End | None = None) 
 def _future(reference: Any) -> "asyncio.Future[Any]":
     """A call's answer as a future that is never cancelled.
 
-    Ray's thread sets the result of a cancelled future and dies of it, hence `shield`-like use: wait
-    with `asyncio.wait` only.  The exception counts as seen, or asyncio would report it as lost.
+    Ray sets the result even of a cancelled future and fails in doing so; therefore wait for it with
+    `asyncio.wait`, which cancels nothing.  Its exception counts as seen: a call may be given up.
     """
     future: asyncio.Future[Any] = asyncio.wrap_future(reference.future())
     future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -65,6 +65,10 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     num_gpus: float = 0.0
     weight_version: int = 0
     """Version of the weights in the model folder."""
+    seed: int = 0
+    """Of the engine's own random stream, which requests without a seed draw from.  It must differ
+    between replicas: vLLM's default of 0 on each makes equal prompts on two replicas draw equal
+    numbers, so that samples of one group are copies of each other in part."""
 
 
 def process_environment(spec: ReplicaSpec) -> dict[str, str]:

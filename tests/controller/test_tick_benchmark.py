@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.fake_fleet import EOS, FakeFleet
+
 from steersman.controller.config import load_config
 from steersman.controller.core import Controller
 from steersman.controller.ledger import Ledger
@@ -14,7 +16,6 @@ from steersman.controller.results import Prompt
 from steersman.controller.trace.writer import NoTrace
 from steersman.estimators.observation import TrainerSignal
 from steersman.mechanisms.fleet import Sampling
-from support.fake_fleet import EOS, FakeFleet
 
 REPLICAS, GROUPS, GROUP_SIZE = 100, 1250, 8
 LIMIT_S = 0.050

@@ -199,3 +199,14 @@ async def test_a_seed_repeats_a_sample(fleet: RayVllmFleet, fleet_model: Path) -
         await ended(attempt)
         samples.append(end_of(attempt).tokens)
     assert samples[0] == samples[1]
+
+
+async def test_equal_prompts_without_a_seed_are_sampled_differently_on_each_replica(
+    fleet: RayVllmFleet,
+) -> None:
+    alive = [info.name for info in fleet.replicas if fleet.is_alive(info.name)]
+    for _ in range(3):  # alone on each engine, so that their random streams stay in step
+        attempts = [fleet.start(name, request([5, 6, 7], 24)) for name in alive]
+        await ended(*attempts)
+        answers = [tuple(attempt.end.tokens) for attempt in attempts if attempt.end]
+        assert len(set(answers)) == len(alive)

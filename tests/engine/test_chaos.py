@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+
 from steersman.controller.config import load_config
 from steersman.controller.core import Controller
 from steersman.controller.results import Group, Prompt

@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 from engine.test_attempts import FREE, GREEDY, end_of, ended, first, request, written
-from engine.test_weights import load, tensors
+from engine.test_weights import PROBE, load, tensors
 
 from steersman.estimators.errors import FleetError, InvalidInputError
 from steersman.mechanisms.fleet import EndReason
 from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
+from steersman.mechanisms.ray_vllm.weights import read_folder
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -64,8 +66,13 @@ async def test_a_killed_replicas_attempts_end_lost_with_all_that_was_known(
     assert end_of(late).reason is EndReason.LOST
 
 
-async def test_a_replica_whose_engine_process_died_is_lost(fleet: RayVllmFleet) -> None:
+async def test_a_replica_without_the_model_folder_gets_it_and_is_lost_when_its_engine_dies(
+    fleet: RayVllmFleet, fleet_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet._launcher, "model", "/nowhere/on/this/machine")
+    monkeypatch.setattr(fleet._launcher, "_files", [ray.put(read_folder(str(fleet_model)))])
     name = await fleet.add_replica()
+    assert await fleet.score(name, PROBE) == await fleet.score(first(fleet), PROBE)
     attempt = fleet.start(name, request([3, 4], 2000, FREE))
     await written(attempt, 1)
     pids = await fleet.processes(name)
@@ -143,6 +150,12 @@ async def test_another_process_attaches_by_name_and_leaves_the_replica_running(
 async def test_attaching_to_an_unknown_name_is_refused(fleet: RayVllmFleet) -> None:
     with pytest.raises(FleetError, match="no replica 'nobody' in Ray namespace"):
         await RayVllmFleet.attach(["nobody"], fleet.namespace)
+
+
+async def test_a_name_that_is_taken_is_refused(fleet: RayVllmFleet, fleet_model: Path) -> None:
+    with pytest.raises(FleetError, match="has a replica 'replica-0' already"):
+        await RayVllmFleet.launch(fleet_model, 1, namespace=fleet.namespace)
+    assert fleet.is_alive(first(fleet))
 
 
 async def test_pools_must_match_the_replicas(fleet_model: Path) -> None:

@@ -43,7 +43,9 @@ def replica_table(count: int, **columns: Any) -> ReplicaTable:
         sequences_run=noughts,
         metrics_age_s=noughts,
     )
-    return replace(table, **{name: np.asarray(column) for name, column in columns.items()})
+    as_they_are = ("names", "pools")
+    given = {n: c if n in as_they_are else np.asarray(c) for n, c in columns.items()}
+    return replace(table, **given)
 
 
 def group_table(count: int, **columns: Any) -> GroupTable:
@@ -106,6 +108,7 @@ def forecast_of(
     fixed_s: float = 0.01,
     per_sequence_s: float = 0.001,
     spread: float = 0.0,
+    prefill_token_s: float = 0.0001,
 ) -> Forecast:
     """A forecast with these expected remaining tokens and quantiles `spread` (share) around."""
     middle = np.asarray(mean, dtype=np.float64)
@@ -116,7 +119,7 @@ def forecast_of(
         ThroughputForecast(
             np.full(r, fixed_s),
             np.full(r, per_sequence_s),
-            np.full(r, per_sequence_s),
+            np.full(r, prefill_token_s),
             np.full(r, 1000),
         ),
     )
