@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
 
 POLICIES = ["sticky_least_inflight", "tail_planner"]
+OPTIONS = {
+    "tail_planner": ["placement.options.handover_s=0.1", "placement.options.defer_share=0.25"]
+}
+"""A local hand-over takes two polls of 50 ms, and a tenth of 16 groups would be one group."""
 FULL_STEPS, QUICK_STEPS = 30, 12
 FULL_CAP, QUICK_CAP = 768, 512
 """Tokens per answer: the higher one leaves the tail of the lengths whole (4 % reach it)."""
@@ -123,7 +127,7 @@ async def _demo(
                     await reinforce(
                         fleet,
                         policy,
-                        args.set,
+                        [*OPTIONS.get(policy, []), *args.set],
                         start,
                         version,
                         settings,

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from steersman.estimators.errors import WeightMismatchError
 from steersman.mechanisms.fleet import LogprobProbe, NamedTensors
 
-TOLERANCE = {"float32": (1e-3, 1e-4), "bfloat16": (3.0, 0.2), "float16": (3.0, 0.2)}
+TOLERANCE = {"float32": (1e-2, 1e-4), "bfloat16": (3.0, 0.2), "float16": (3.0, 0.2)}
 """Largest and mean absolute difference of log-probabilities that rounding explains.
 
 Measured, engine against transformers, on the tests' random model (mean log-probability -7, far
 more extreme than a trained model's): 6e-5 and 4e-6 in float32 over 1,500 tokens, 1.4 and 0.13 in
-bfloat16 over 600.  So in 16 bits only a gross error is caught.
+bfloat16 over 600.  So in 16 bits only a gross error is caught.  The largest difference grows with
+training, at tokens that have become very unlikely: 8e-4 after 30 steps of the demo.  The mean does
+not, and a stale output head shows there first: 0.006 after one push of the demo's size.
 """
 MAX_SHIPPED_BYTES = 2 << 30
 """Largest model folder sent through Ray's object store; larger ones belong on shared storage."""
