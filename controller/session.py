@@ -209,12 +209,15 @@ class RolloutSession:
                 f"weight_version {weight_version} is not newer than {self.weight_version}"
             )
         started_s = self._ledger.now_s()
-        await self.fleet.update_weights(tensors, weight_version, probes)
+        difference = await self.fleet.update_weights(tensors, weight_version, probes)
         self.weight_version = weight_version
         now_s = self._ledger.now_s()
         self.trace.write(
             records.WeightsPushed(
-                t_s=now_s, weight_version=weight_version, seconds=now_s - started_s
+                t_s=now_s,
+                weight_version=weight_version,
+                seconds=now_s - started_s,
+                probe_max_difference=difference,
             )
         )
         for execution in list(self._ledger.executions.values()):

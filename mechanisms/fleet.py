@@ -183,8 +183,8 @@ class Fleet(Protocol):
 
     async def update_weights(
         self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
-    ) -> None:
-        """Load new weights on every living replica.
+    ) -> float | None:
+        """Load new weights on every living replica; answers the probes' largest difference.
 
         Requests in flight survive: they are held, their KV cache is recomputed with the new
         weights, and they go on.  Then every replica scores the probes; raises

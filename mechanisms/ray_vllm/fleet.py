@@ -165,7 +165,7 @@ class RayVllmFleet:
 
     async def update_weights(
         self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
-    ) -> None:
+    ) -> float | None:
         probes = list(probes)
         self._check_probe_lengths(probes)
         async with self._changing:
@@ -177,7 +177,7 @@ class RayVllmFleet:
             )
             self._raise_unless_lost(pushed)
             self._weights = packed, weight_version
-            await self._check(self._living(), weight_version, probes)
+            return await self._check(self._living(), weight_version, probes)
 
     async def score(self, replica: str, token_ids: list[int]) -> list[float]:
         (scores,) = await self._link(replica).call("score", [token_ids])
@@ -262,17 +262,20 @@ class RayVllmFleet:
 
     async def _check(
         self, links: list[Link], weight_version: int, probes: list[LogprobProbe]
-    ) -> None:
+    ) -> float | None:
         if not probes:
-            return
+            return None
         sequences = [probe.token_ids for probe in probes]
         scored = await asyncio.gather(
             *(link.call("score", sequences) for link in links), return_exceptions=True
         )
         self._raise_unless_lost(scored)
-        for link, scores in zip(links, scored, strict=True):
-            if not isinstance(scores, BaseException):
-                check_probes(link.info.name, link.info.dtype, weight_version, probes, scores)
+        differences = [
+            check_probes(link.info.name, link.info.dtype, weight_version, probes, scores)
+            for link, scores in zip(links, scored, strict=True)
+            if not isinstance(scores, BaseException)
+        ]
+        return max(differences, default=None)
 
     def _raise_unless_lost(self, results: Sequence[Any]) -> None:
         """A replica that died is the watchers' business; any other failure is the caller's."""

@@ -67,8 +67,9 @@ def check_probes(
     weight_version: int,
     probes: Iterable[LogprobProbe],
     scores: Iterable[list[float]],
-) -> None:
-    """Raise `WeightMismatchError` if the replica's scores are not the trainer's."""
+) -> float:
+    """The largest difference; raises `WeightMismatchError` if rounding does not explain it."""
+    found = 0.0
     largest, mean = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
     for number, (probe, score) in enumerate(zip(probes, scores, strict=True)):
         difference = np.abs(np.subtract(score, probe.logprobs))
@@ -80,3 +81,5 @@ def check_probes(
                 f"{difference.max():.3g} (mean {difference.mean():.3g}); {dtype} explains "
                 f"{largest:g} (mean {mean:g})"
             )
+        found = max(found, float(difference.max()))
+    return found

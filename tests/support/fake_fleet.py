@@ -158,8 +158,9 @@ class FakeFleet:
 
     async def update_weights(
         self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
-    ) -> None:
+    ) -> float | None:
         self.weight_version = weight_version
+        return None
 
     async def score(self, replica: str, token_ids: list[int]) -> list[float]:
         return [-float(token) for token in token_ids[1:]]

@@ -8,6 +8,7 @@ every `TICK_S` and right after every end, with the real estimators' forecasts.
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from support.observations import group_table, observation, replica_table, trajectory_table
 
 from steersman.estimators.contract import LengthEstimator, ThroughputEstimator
 from steersman.estimators.forecast import Forecast
@@ -21,7 +22,6 @@ from steersman.estimators.observation import (
 )
 from steersman.policies.contract import PlacementPolicy
 from steersman.policies.decision import Action, Decision
-from tests.support.observations import group_table, observation, replica_table, trajectory_table
 
 TICK_S = 0.25
 NOTICE_S = 0.005
@@ -36,8 +36,9 @@ class Fleet:
 
     replicas: int = 4
     slots: int = 32
-    fixed_s: float = 0.012
-    per_sequence_s: float = 0.00015
+    fixed_s: float | np.ndarray = 0.012
+    """M, of all replicas or of each."""
+    per_sequence_s: float | np.ndarray = 0.00015
     prefill_token_s: float = 0.0001
 
 
