@@ -20,8 +20,10 @@ from typing import Self
 import msgspec
 
 from steersman.controller.core import Controller
-from steersman.controller.ledger import GroupState, Ledger
+from steersman.controller.groups import GroupState
+from steersman.controller.ledger import Ledger
 from steersman.controller.loop import ControlLoop
+from steersman.controller.request import check_request
 from steersman.controller.results import Counts, Group, Prompt
 from steersman.controller.trace import records
 from steersman.controller.trace.writer import NoTrace, TraceWriter
@@ -142,7 +144,7 @@ class RolloutSession:
             No replica is alive any more.
         """
         sampling = sampling if sampling is not None else Sampling()
-        self._validate(prompts, group_size, max_new_tokens)
+        check_request(self.fleet, prompts, group_size, max_new_tokens)
         return await self._barrier(prompts, group_size, max_new_tokens, sampling)
 
     async def drain(self) -> list[Group]:
@@ -177,7 +179,7 @@ class RolloutSession:
         try:
             while True:
                 while len(mine) < inflight_groups and (prompt := next(source, None)) is not None:
-                    self._validate([prompt], group_size, max_new_tokens)
+                    check_request(self.fleet, [prompt], group_size, max_new_tokens)
                     group = self._ledger.admit(
                         prompt, group_size, max_new_tokens, sampling, self.step
                     )
@@ -342,24 +344,6 @@ class RolloutSession:
         for group in groups:
             if group.group_id in self._ledger.groups:  # closing may have been first
                 self._ledger.abandon(group)
-
-    def _validate(self, prompts: Sequence[Prompt], group_size: int, max_new_tokens: int) -> None:
-        if group_size < 1:
-            raise InvalidInputError(f"group_size is {group_size}; valid: 1 or more")
-        if max_new_tokens < 1:
-            raise InvalidInputError(f"max_new_tokens is {max_new_tokens}; valid: 1 or more")
-        if not prompts:
-            raise InvalidInputError("no prompts were given; valid: one or more")
-        limit = min(info.max_model_len for info in self.fleet.replicas)
-        for prompt in prompts:
-            length = len(prompt.token_ids)
-            if length == 0:
-                raise InvalidInputError(f"prompt {prompt.prompt_id!r} is empty")
-            if length + max_new_tokens > limit:
-                raise InvalidInputError(
-                    f"prompt {prompt.prompt_id!r} has {length} tokens; with max_new_tokens "
-                    f"{max_new_tokens} that exceeds the fleet's max_model_len of {limit}"
-                )
 
     def _signal(self) -> TrainerSignal:
         config = self.controller.config

@@ -1,0 +1,196 @@
+"""The board: where everything stands, as columns that can be copied into an observation.
+
+The ledger writes single rows as things happen; a snapshot is a handful of array copies, whatever
+the number of trajectories.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from steersman.controller.columns import Columns
+from steersman.controller.groups import GroupState
+from steersman.estimators.lifecycle import Phase
+from steersman.estimators.observation import (
+    NO_ROW,
+    NO_VERSION,
+    EndedTable,
+    Floats,
+    GroupTable,
+    Ints,
+    ReplicaTable,
+    TrajectoryTable,
+)
+from steersman.mechanisms.execution import Execution, ToReplica
+from steersman.mechanisms.fleet import Fleet
+
+TRAJECTORY_COLUMNS = tuple(
+    name for name in TrajectoryTable.__dataclass_fields__ if name != "group_row"
+)
+GROUP_COLUMNS = tuple(GroupTable.__dataclass_fields__)
+SECONDS = ("queued_s", "placed_s", "moved_s")
+EndedRow = tuple[int, int, int, int, int, bool, int]
+"""One row of `EndedTable`."""
+
+
+class Board:
+    """Rows of the trajectories and groups that are not delivered."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._replica_rows: dict[str, int] = {}
+        whole = [n for n in TRAJECTORY_COLUMNS if n not in (*SECONDS, "trajectory_id")]
+        self._trajectories = Columns("trajectory_id", floats=SECONDS, ints=("group", *whole))
+        self._groups = Columns("group_id", floats=(), ints=GROUP_COLUMNS[1:])
+
+    def add_group(self, group_id: int, prompt_key: int, size: int, step: int) -> int:
+        """A new group's row."""
+        return self._groups.take(
+            group_id=group_id, prompt_key=prompt_key, size=size, ended=0, step=step
+        )
+
+    def add_trajectory(
+        self,
+        trajectory_id: int,
+        group_id: int,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        restarts: int,
+        now_s: float,
+    ) -> int:
+        """The row of a trajectory that begins to wait."""
+        return self._trajectories.take(
+            trajectory_id=trajectory_id,
+            group=group_id,
+            phase=Phase.QUEUED,
+            replica_row=NO_ROW,
+            target_row=NO_ROW,
+            prompt_tokens=prompt_tokens,
+            generated_tokens=0,
+            max_new_tokens=max_new_tokens,
+            queued_s=now_s,
+            placed_s=np.nan,
+            moved_s=-np.inf,
+            moves=0,
+            deferred=0,
+            restarts=restarts,
+            oldest_weight_version=NO_VERSION,
+        )
+
+    def drop_trajectory(self, row: int) -> None:
+        """It is not needed any more."""
+        self._trajectories.give_back(row)
+
+    def drop_group(self, row: int) -> None:
+        """It is not needed any more."""
+        self._groups.give_back(row)
+
+    def count_answer(self, group_row: int) -> None:
+        """One more of the group has its answer."""
+        self._groups["ended"][group_row] += 1
+
+    def restarts(self, row: int) -> int:
+        """Trajectories that had this one's slot before it."""
+        return int(self._trajectories["restarts"][row])
+
+    def update(self, row: int, execution: Execution, now_s: float) -> tuple[int, int]:
+        """Take over a change of phase; returns the new moves and deferrals that came with it."""
+        columns = self._trajectories
+        columns["phase"][row] = execution.phase
+        columns["replica_row"][row] = self._replica_row(execution.replica)
+        intent = execution.intent
+        target = intent.replica if isinstance(intent, ToReplica) else None
+        columns["target_row"][row] = self._replica_row(target)
+        columns["generated_tokens"][row] = execution.generated_tokens
+        oldest = execution.oldest_weight_version
+        columns["oldest_weight_version"][row] = NO_VERSION if oldest is None else oldest
+        moves = execution.moves - int(columns["moves"][row])
+        deferrals = execution.deferrals - int(columns["deferred"][row])
+        if moves or deferrals:
+            columns["moves"][row], columns["deferred"][row] = execution.moves, execution.deferrals
+            columns["moved_s"][row] = now_s
+        if execution.phase is Phase.RUNNING:
+            columns["placed_s"][row] = now_s
+        elif execution.phase is not Phase.LEAVING:
+            columns["placed_s"][row] = np.nan
+        if execution.phase is Phase.QUEUED:
+            columns["queued_s"][row] = now_s
+        return moves, deferrals
+
+    def tables(
+        self, running: Iterable[tuple[int, Execution]]
+    ) -> tuple[TrajectoryTable, GroupTable]:
+        """Copies for an observation; `running` are the rows whose tokens may have grown."""
+        groups, order = self._groups, self._groups.order()
+        group_table = GroupTable(**{name: groups[name][order] for name in GROUP_COLUMNS})
+        columns = self._trajectories
+        generated = columns["generated_tokens"]
+        for row, execution in running:
+            generated[row] = execution.generated_tokens
+        order = columns.order()
+        pick = {name: columns[name][order] for name in TRAJECTORY_COLUMNS}
+        group_row = np.searchsorted(group_table.group_id, columns["group"][order])
+        return TrajectoryTable(group_row=group_row, **pick), group_table
+
+    def _replica_row(self, name: str | None) -> int:
+        if name is None:
+            return NO_ROW
+        if name not in self._replica_rows:  # a fleet only ever appends replicas
+            self._replica_rows = {info.name: i for i, info in enumerate(self._fleet.replicas)}
+        return self._replica_rows[name]
+
+
+def ended_row(execution: Execution, group: GroupState, censored: bool) -> EndedRow:
+    """What an estimator learns of a trajectory that has ended."""
+    oldest = execution.oldest_weight_version
+    return (
+        execution.spec.trajectory_id,
+        group.group_id,
+        group.prompt.key,
+        len(execution.spec.prompt_token_ids),
+        len(execution.tokens),
+        censored,
+        NO_VERSION if oldest is None else oldest,
+    )
+
+
+def ended_table(rows: list[EndedRow]) -> EndedTable:
+    """The rows as arrays."""
+    if not rows:
+        return EndedTable.empty()
+    table = np.array(rows, dtype=np.int64)
+    ids, groups, keys, prompts, generated, censored, versions = table.T
+    return EndedTable(ids, groups, keys, prompts, generated, censored.astype(np.bool_), versions)
+
+
+def replica_table(fleet: Fleet, now_s: float) -> ReplicaTable:
+    """The fleet's replicas as arrays; `now_s` is on the clock of `ReplicaStats.reported_s`."""
+    infos = fleet.replicas
+    stats = [fleet.stats(info.name) for info in infos]
+
+    def ints(values: Sequence[int]) -> Ints:
+        return np.array(values, dtype=np.int64)
+
+    def floats(values: Sequence[float]) -> Floats:
+        return np.array(values, dtype=np.float64)
+
+    return ReplicaTable(
+        names=tuple(info.name for info in infos),
+        pools=tuple(info.pool for info in infos),
+        alive=np.array([fleet.is_alive(info.name) for info in infos], dtype=np.bool_),
+        running=ints([s.running for s in stats]),
+        waiting=ints([s.waiting for s in stats]),
+        kv_cache_usage=floats([s.kv_cache_usage for s in stats]),
+        kv_capacity_tokens=ints([info.kv_capacity_tokens for info in infos]),
+        max_num_seqs=ints([info.max_num_seqs for info in infos]),
+        preemptions=ints([s.preemptions for s in stats]),
+        prefix_hit_share=floats([s.prefix_hits / max(s.prefix_queries, 1) for s in stats]),
+        accepted_per_draft=floats(
+            [s.accepted_tokens / s.drafts if s.drafts else np.nan for s in stats]
+        ),
+        weight_version=ints([s.weight_version for s in stats]),
+        iterations=ints([s.iterations for s in stats]),
+        busy_s=floats([s.busy_s for s in stats]),
+        sequences_run=floats([s.sequences_run for s in stats]),
+        metrics_age_s=floats([now_s - s.reported_s for s in stats]),
+    )
