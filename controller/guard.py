@@ -85,6 +85,7 @@ class _Check:
         self._age_s = dict(zip(replicas.names, replicas.metrics_age_s.tolist(), strict=True))
         self._max_age_s = config.metrics_max_age_s
         self._moves_left = config.max_moves_per_tick
+        self._deferring = set(t.group_row[t.phase == Phase.PARKED].tolist())
 
     def objection(self, decision: Decision) -> str:
         """Why not, or ''.  Counts what it lets through."""
@@ -111,7 +112,10 @@ class _Check:
 
     def _moving_objection(self, decision: Decision, row: int) -> str:
         t, config = self._observation.trajectories, self._config
-        if self._moves_left <= 0:
+        group = int(t.group_row[row])
+        # half a parked group helps nobody: it waits for its other half all the same
+        joins = decision.action is Action.DEFER and group in self._deferring
+        if self._moves_left <= 0 and not joins:
             return f"the {config.max_moves_per_tick} moves of this tick are used up"
         if t.moves[row] >= config.max_moves_per_trajectory:
             return f"it has been moved {t.moves[row]} times"
@@ -121,7 +125,9 @@ class _Check:
             return f"its slot has been restarted {t.restarts[row]} times"
         if decision.action is Action.DEFER and (objection := self._deferral_objection(row)):
             return objection
-        self._moves_left -= 1
+        if decision.action is Action.DEFER:
+            self._deferring.add(group)
+        self._moves_left -= not joins
         return ""
 
     def _deferral_objection(self, row: int) -> str:

@@ -12,6 +12,10 @@ from steersman.policies.placement._load import Load
 MOST_GROUPS = 16
 """Groups tried at most per tick: each costs a pass over the fleet's load."""
 
+TAIL_BUDGETS = 4
+"""A step is in its tail when its open groups are no more than this many budgets; before that, which
+groups will be the latest is not known, and there is time to wait."""
+
 
 @dataclass(frozen=True)
 class Deferral:
@@ -48,6 +52,8 @@ def best_deferral(
     budget = int(share * step_groups) - int(gone.sum())
     left = step_groups - int(gone.sum())
     waits = (observation.destination_row >= 0) & ~gone[t.group_row]
+    if not 0 < len(np.unique(t.group_row[waits])) <= TAIL_BUDGETS * budget:
+        return None
     order = _latest_groups(observation, forecast, waits, max_deferrals)
     best, best_rate = None, 1.0 + margin
     out = np.zeros(count, dtype=np.bool_)

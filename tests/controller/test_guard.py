@@ -102,6 +102,15 @@ def test_moves_are_bounded_per_tick_per_life_and_by_the_cool_down() -> None:
     assert verdict(seen, *both) == ([Action.MIGRATE], ["it was moved a moment ago"])
 
 
+def test_a_group_that_is_being_deferred_is_deferred_whole() -> None:
+    seen = world(group_row=[0, 0])
+    both = [decision(Action.DEFER, seen, row) for row in (0, 1)]
+    assert verdict(seen, *both, max_moves_per_tick=1) == ([Action.DEFER, Action.DEFER], [])
+    seen = world(group_row=[0, 1])
+    both = [decision(Action.DEFER, seen, row) for row in (0, 1)]
+    assert verdict(seen, *both, max_moves_per_tick=1)[0] == [Action.DEFER]
+
+
 def test_placing_is_not_bounded_by_the_move_budget() -> None:
     seen = world(Phase.QUEUED)
     both = [decision(Action.PLACE, seen, row) for row in (0, 1)]

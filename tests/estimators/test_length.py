@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from steersman.estimators.length import SurvivalLength
-from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import EndedTable, Observation, TrainerSignal
-from tests.support.observations import (
+from support.observations import (
     ended_table,
     group_table,
     observation,
@@ -16,6 +12,10 @@ from tests.support.observations import (
     replica_table,
     trajectory_table,
 )
+
+from steersman.estimators.length import SurvivalLength
+from steersman.estimators.lifecycle import Phase
+from steersman.estimators.observation import EndedTable, Observation, TrainerSignal
 
 
 def nobody_left(ended: EndedTable, step: int = 0) -> Observation:

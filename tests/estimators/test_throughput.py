@@ -2,10 +2,10 @@ import json
 
 import numpy as np
 import pytest
+from support.observations import observation, replica_table, trajectory_table
 
 from steersman.estimators.observation import Observation
 from steersman.estimators.throughput import AffineThroughput
-from tests.support.observations import observation, replica_table, trajectory_table
 
 FIXED_S, PER_SEQUENCE_S = 0.012, 0.00015
 

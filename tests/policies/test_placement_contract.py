@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.observations import ended_table, random_observation
 
 from steersman.controller.plugins import load, names
 from steersman.estimators.forecast import Forecast
@@ -17,7 +18,6 @@ from steersman.estimators.observation import NO_ROW, Objective, Observation
 from steersman.estimators.throughput import AffineThroughput
 from steersman.policies.contract import PlacementPolicy
 from steersman.policies.decision import Action, Decision
-from tests.support.observations import ended_table, random_observation
 
 POLICIES = names("policies.placement")
 every_policy = pytest.mark.parametrize("name", POLICIES)

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from support.observations import forecast_of, observation, replica_table, trajectory_table
 
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import NO_ROW, Observation
@@ -7,7 +8,6 @@ from steersman.policies.contract import PlacementPolicy
 from steersman.policies.placement.round_robin import RoundRobin
 from steersman.policies.placement.sticky_least_inflight import StickyLeastInflight
 from steersman.policies.placement.sticky_least_loaded import StickyLeastLoaded
-from tests.support.observations import forecast_of, observation, replica_table, trajectory_table
 
 R, Q = Phase.RUNNING, Phase.QUEUED
 

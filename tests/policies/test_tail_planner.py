@@ -2,6 +2,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.observations import (
+    STEP_START_S,
+    forecast_of,
+    group_table,
+    observation,
+    replica_table,
+    trajectory_table,
+)
 
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import (
@@ -11,16 +19,8 @@ from steersman.estimators.observation import (
 )
 from steersman.policies.decision import Action, Decision
 from steersman.policies.placement.tail_planner import TailPlanner
-from tests.support.observations import (
-    STEP_START_S,
-    forecast_of,
-    group_table,
-    observation,
-    replica_table,
-    trajectory_table,
-)
 
-Q, R, L, P = Phase.QUEUED, Phase.RUNNING, Phase.LEAVING, Phase.PARKED
+Q, R, P = Phase.QUEUED, Phase.RUNNING, Phase.PARKED
 
 
 def decide(
