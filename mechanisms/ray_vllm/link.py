@@ -67,7 +67,8 @@ class Link:
     ) -> None:
         self.info = info
         self.owned = owned
-        self.stats = ReplicaStats(weight_version=weight_version)
+        # It has just answered, and nothing runs on it for us yet: that is a report.
+        self.stats = ReplicaStats(weight_version=weight_version, reported_s=time.monotonic())
         self._actor = actor
         self._client = client
         self._stall_timeout_s = stall_timeout_s

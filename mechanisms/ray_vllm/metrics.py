@@ -46,10 +46,12 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             self.iterations += 1
             self.busy_s += now_s - self._last_s
             self.sequences_run += scheduler_stats.num_running_reqs + finished
-        busy = not self._paused and self._unfinished() > 0
-        self._last_s = now_s if busy else None
+        self._last_s = None if self._paused else now_s
         self._snapshot(scheduler_stats)
         self._sum(scheduler_stats, iteration_stats)
+        if self._unfinished() == 0:
+            # Also after an abort of everything: the engine reports what it ran until it heard.
+            self.idle()
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
