@@ -161,21 +161,6 @@ async def test_statistics_move_while_the_engine_runs_and_rest_when_it_rests(
     assert before.reported_s < during.reported_s < after.reported_s
 
 
-async def test_statistics_of_an_engine_whose_requests_were_all_aborted_show_none(
-    fleet: RayVllmFleet,
-) -> None:
-    replica = first(fleet)
-    attempts = [fleet.start(replica, request([7, i], 1500)) for i in range(32)]
-    for attempt in attempts:
-        await written(attempt, 5)
-        fleet.abort(attempt)
-    await ended(*attempts)
-    known_s = fleet.stats(replica).reported_s
-    while fleet.stats(replica).reported_s == known_s:  # a report of after the aborts
-        await asyncio.sleep(0.01)
-    assert fleet.stats(replica).running == 0
-
-
 async def test_a_common_prompt_is_found_in_the_prefix_cache(fleet: RayVllmFleet) -> None:
     replica, prompt = first(fleet), [11 + i % 40 for i in range(200)]
     for _ in range(2):
