@@ -129,7 +129,9 @@ class DropsATokenOnMigration:
 
 
 SAMPLES = 2048
-"""Trajectories in each arm of the comparison."""
+"""Least trajectories in each arm of the comparison."""
+ROUND = 128
+"""Samples per prompt in one rollout."""
 
 
 def p_values(
@@ -163,6 +165,24 @@ def p_values(
     )
 
 
+async def samples(
+    fleet: Any, policy: Disturb, prompts: list[Prompt], **asked: Any
+) -> tuple[list[Trajectory], list[str]]:
+    """At least `SAMPLES`, of which a quarter was moved if the policy moves at all.
+
+    How many are caught before they end depends on the machine, so rollouts go on until there are
+    enough; when that is does not depend on what was written.
+    """
+    found: list[Trajectory] = []
+    problems: list[str] = []
+    wanted = SAMPLES // 4 if policy.moves else 0
+    while len(found) < SAMPLES or sum(t.moves > 0 for t in found) < wanted:
+        groups, wrong = await observed_rollout(fleet, policy, prompts, ROUND, **asked)
+        found += trajectories(groups)
+        problems += wrong
+    return found, problems
+
+
 async def test_at_temperature_1_migration_leaves_the_distribution_and_a_mutant_does_not(
     fleet: RayVllmFleet, fleet_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,18 +192,12 @@ async def test_at_temperature_1_migration_leaves_the_distribution_and_a_mutant_d
         "max_new_tokens": 64,
         "sampling": Sampling(temperature=1.0, ignore_eos=True),
     }
-    size = SAMPLES // len(prompts)
     mutant_fleet = DropsATokenOnMigration(fleet, prompt_tokens=3)
-    plain = trajectories(await rollout(fleet, Disturb(), prompts, size, **asked))
-    moved = trajectories(await rollout(fleet, Disturb(moves=2), prompts, size, **asked))
-    broken, problems = await observed_rollout(
-        mutant_fleet, Disturb(moves=2), prompts, size, **asked
-    )
-    mutant = trajectories(broken)
+    plain, _ = await samples(fleet, Disturb(), prompts, **asked)
+    moved, sound = await samples(fleet, Disturb(moves=2), prompts, **asked)
+    mutant, problems = await samples(mutant_fleet, Disturb(moves=2), prompts, **asked)
+    assert sound == []
     assert problems, "the trace does not show that a token is missing"
-    assert len(plain) == len(moved) == SAMPLES
-    assert sum(t.moves > 0 for t in moved) > SAMPLES / 4
-    assert sum(t.moves > 0 for t in mutant) > SAMPLES / 4
     same = p_values(fleet_model, plain, moved, by_name)
     different = p_values(fleet_model, plain, mutant, by_name)
     with capsys.disabled():
