@@ -15,13 +15,10 @@ from steersman.controller.groups import GroupState
 from steersman.controller.results import Counts, Group, Prompt
 from steersman.controller.trace import records
 from steersman.controller.trace.writer import TraceWriter
-from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase
+from steersman.estimators.lifecycle import REPLACED, CorrectnessClass, Disposition, Phase
 from steersman.estimators.observation import Observation, TrainerSignal
 from steersman.mechanisms.execution import Execution, TrajectorySpec
 from steersman.mechanisms.fleet import Attempt, Fleet, Sampling
-
-REPLACED = frozenset({Disposition.RESTARTED, Disposition.EXPIRED})
-"""Ends after which a fresh sample takes the slot."""
 
 
 @dataclass(slots=True)

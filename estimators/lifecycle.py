@@ -53,6 +53,9 @@ ANSWERS = frozenset(
     {Disposition.FINISHED, Disposition.TRUNCATED, Disposition.STOPPED, Disposition.FAILED}
 )
 
+REPLACED = frozenset({Disposition.RESTARTED, Disposition.EXPIRED})
+"""Ends after which a fresh sample takes the trajectory's slot."""
+
 
 class CorrectnessClass(IntEnum):
     """What an action does to the distribution of the samples; the worst one met holds."""

@@ -16,7 +16,7 @@ from steersman.controller.report.summary import (
     RunSummary,
     StepSummary,
 )
-from steersman.controller.trace._invariants import REPLACED, Invariants
+from steersman.controller.trace._invariants import Invariants
 from steersman.controller.trace.records import (
     AttemptEnded,
     AttemptStarted,
@@ -34,7 +34,7 @@ from steersman.controller.trace.records import (
     TrajectoryEnded,
     WeightsPushed,
 )
-from steersman.estimators.lifecycle import ANSWERS, Disposition
+from steersman.estimators.lifecycle import ANSWERS, REPLACED, Disposition
 from steersman.policies.decision import Action
 
 _NATURAL = {"stop": "finished", "length": "truncated", "lost": "lost", "error": "lost"}

@@ -18,9 +18,7 @@ from steersman.controller.trace.records import (
     TrajectoryEnded,
     TrajectoryQueued,
 )
-from steersman.estimators.lifecycle import TRANSITIONS, Disposition, Phase
-
-REPLACED = frozenset({Disposition.RESTARTED, Disposition.EXPIRED})
+from steersman.estimators.lifecycle import REPLACED, TRANSITIONS, Disposition, Phase
 
 
 def check(records: Iterable[Record]) -> list[str]:
