@@ -20,8 +20,8 @@ TOLERANCE = {"float32": (1e-2, 1e-4), "bfloat16": (3.0, 0.2), "float16": (3.0, 0
 Measured, engine against transformers, on the tests' random model (mean log-probability -7, far
 more extreme than a trained model's): 6e-5 and 4e-6 in float32 over 1,500 tokens, 1.4 and 0.13 in
 bfloat16 over 600.  So in 16 bits only a gross error is caught.  The largest difference grows with
-training, at tokens that have become very unlikely: 8e-4 after 30 steps of the demo.  The mean does
-not, and a stale output head shows there first: 0.006 after one push of the demo's size.
+training, at tokens that have become very unlikely: 8e-4 within 30 steps of the demo, while the mean
+kept its bound at each push.  A stale output head moved the mean by 0.006 at the first push.
 """
 MAX_SHIPPED_BYTES = 2 << 30
 """Largest model folder sent through Ray's object store; larger ones belong on shared storage."""
