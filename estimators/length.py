@@ -114,8 +114,9 @@ class SurvivalLength:
 
         levels = {q: quantile(q) for q in (*QUANTILES, *MEAN_NODES.tolist())}
         mean = sum(w * levels[q] for w, q in zip(MEAN_WEIGHTS, MEAN_NODES.tolist(), strict=True))
+        # the weights add up to 1 only up to rounding
         return LengthForecast(
-            np.stack([levels[q] for q in QUANTILES], axis=1), np.asarray(mean, dtype=np.float64)
+            np.stack([levels[q] for q in QUANTILES], axis=1), np.minimum(mean, left)
         )
 
     def reset_on_drift(self, keep: float) -> None:

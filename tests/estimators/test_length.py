@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.observations import (
     ended_table,
@@ -42,6 +42,7 @@ def grown(ages: np.ndarray, ended: EndedTable, cap: int = 100_000) -> Observatio
 
 
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(0, 200), learned=st.integers(0, 50))
+@example(seed=4, count=110, learned=1)
 @settings(deadline=None, max_examples=60)
 def test_quantiles_are_ordered_and_within_what_the_cap_leaves(
     seed: int, count: int, learned: int
