@@ -203,11 +203,11 @@ class ControlLoop:
 
     def _keep_alive(self) -> None:
         """Nothing runs although something waits: the policy holds back too much."""
+        if not self._ledger.waiting:
+            return
         if any(e.attempt is not None for e in self._ledger.executions.values()):
             return
-        observation = self._observe()
-        if len(observation.queued) and observation.replicas.alive.any():
-            self._act_by_default(observation)
+        self._act_by_default(self._observe())
 
     def _apply(self, decisions: list[Decision], tick: int) -> None:
         for decision in decisions:

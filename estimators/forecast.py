@@ -62,21 +62,3 @@ class Forecast:
             LengthForecast(np.zeros((rows, len(QUANTILES))), np.zeros(rows)),
             ThroughputForecast(nothing, nothing, nothing, np.zeros(replicas, dtype=np.int64)),
         )
-
-    def replica_end_s(self, observation: Observation) -> Floats:
-        """(r,) seconds until each replica has finished what is on it: M * L_max + c * sum(L).
-
-        Exact for a batch run to its end when tau is affine in the batch (sum the iteration times:
-        L_max iterations pay M each, every token pays c once).  Uses the expected remaining tokens
-        for the sum and the largest upper quantile for the longest.
-        """
-        rows = observation.destination_row
-        here = np.flatnonzero(rows >= 0)
-        count = len(observation.replicas)
-        work = np.bincount(
-            rows[here], weights=self.length.mean_remaining_tokens[here], minlength=count
-        )
-        longest = np.zeros(count)
-        np.maximum.at(longest, rows[here], self.length.upper[here])
-        t = self.throughput
-        return np.asarray(t.fixed_s * longest + t.per_sequence_s * work)
