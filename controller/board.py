@@ -5,11 +5,14 @@ the number of trajectories.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steersman.controller.columns import Columns
 from steersman.controller.groups import GroupState
+from steersman.controller.results import Prompt
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import (
     NO_ROW,
@@ -19,6 +22,7 @@ from steersman.estimators.observation import (
     GroupTable,
     Ints,
     ReplicaTable,
+    RewardTable,
     TrajectoryTable,
 )
 from steersman.mechanisms.execution import Execution, ToReplica
@@ -27,10 +31,13 @@ from steersman.mechanisms.fleet import Fleet
 TRAJECTORY_COLUMNS = tuple(
     name for name in TrajectoryTable.__dataclass_fields__ if name != "group_row"
 )
-GROUP_COLUMNS = tuple(GroupTable.__dataclass_fields__)
+GROUP_COLUMNS = tuple(name for name in GroupTable.__dataclass_fields__ if name != "features")
 SECONDS = ("queued_s", "placed_s", "moved_s")
-EndedRow = tuple[int, int, int, int, int, bool, int]
+REWARDS = ("reward_sum", "reward_low", "reward_high")
+EndedRow = tuple[int, int, int, int, int, bool, int, int]
 """One row of `EndedTable`."""
+RewardRow = tuple[int, int, int, int, float, int]
+"""One row of `RewardTable`."""
 
 
 class Board:
@@ -41,13 +48,29 @@ class Board:
         self._replica_rows: dict[str, int] = {}
         whole = [n for n in TRAJECTORY_COLUMNS if n not in (*SECONDS, "trajectory_id")]
         self._trajectories = Columns("trajectory_id", floats=SECONDS, ints=("group", *whole))
-        self._groups = Columns("group_id", floats=(), ints=GROUP_COLUMNS[1:])
-
-    def add_group(self, group_id: int, prompt_key: int, size: int, step: int) -> int:
-        """A new group's row."""
-        return self._groups.take(
-            group_id=group_id, prompt_key=prompt_key, size=size, ended=0, step=step
+        self._groups = Columns(
+            "group_id",
+            floats=REWARDS,
+            ints=tuple(n for n in GROUP_COLUMNS if n not in (*REWARDS, "group_id")),
         )
+        self._features: dict[int, tuple[float, ...]] = {}
+        """By group row."""
+
+    def add_group(self, group_id: int, prompt: Prompt, size: int, step: int) -> int:
+        """A new group's row."""
+        row = self._groups.take(
+            group_id=group_id,
+            prompt_key=prompt.key,
+            size=size,
+            ended=0,
+            step=step,
+            rewarded=0,
+            reward_sum=0.0,
+            reward_low=np.inf,
+            reward_high=-np.inf,
+        )
+        self._features[row] = prompt.features
+        return row
 
     def add_trajectory(
         self,
@@ -74,6 +97,7 @@ class Board:
             moves=0,
             deferred=0,
             restarts=restarts,
+            turns=0,
             oldest_weight_version=NO_VERSION,
         )
 
@@ -84,10 +108,19 @@ class Board:
     def drop_group(self, row: int) -> None:
         """It is not needed any more."""
         self._groups.give_back(row)
+        del self._features[row]
 
     def count_answer(self, group_row: int) -> None:
         """One more of the group has its answer."""
         self._groups["ended"][group_row] += 1
+
+    def count_reward(self, group_row: int, reward: float) -> None:
+        """The reward of one more of the group is known."""
+        g = self._groups
+        g["rewarded"][group_row] += 1
+        g["reward_sum"][group_row] += reward
+        g["reward_low"][group_row] = min(g["reward_low"][group_row], reward)
+        g["reward_high"][group_row] = max(g["reward_high"][group_row], reward)
 
     def restarts(self, row: int) -> int:
         """Trajectories that had this one's slot before it."""
@@ -96,6 +129,7 @@ class Board:
     def update(self, row: int, execution: Execution, now_s: float) -> tuple[int, int]:
         """Take over a change of phase; returns the new moves and deferrals that came with it."""
         columns = self._trajectories
+        was_leaving = columns["phase"][row] == Phase.LEAVING
         columns["phase"][row] = execution.phase
         columns["replica_row"][row] = self._replica_row(execution.replica)
         intent = execution.intent
@@ -108,6 +142,7 @@ class Board:
         deferrals = execution.deferrals - int(columns["deferred"][row])
         if moves or deferrals:
             columns["moves"][row], columns["deferred"][row] = execution.moves, execution.deferrals
+        if execution.phase is Phase.LEAVING or (deferrals and not was_leaving):
             columns["moved_s"][row] = now_s
         if execution.phase is Phase.RUNNING:
             columns["placed_s"][row] = now_s
@@ -122,7 +157,10 @@ class Board:
     ) -> tuple[TrajectoryTable, GroupTable]:
         """Copies for an observation; `running` are the rows whose tokens may have grown."""
         groups, order = self._groups, self._groups.order()
-        group_table = GroupTable(**{name: groups[name][order] for name in GROUP_COLUMNS})
+        group_table = GroupTable(
+            **{name: groups[name][order] for name in GROUP_COLUMNS},
+            features=_matrix([self._features[row] for row in order.tolist()], np.float64),
+        )
         columns = self._trajectories
         generated = columns["generated_tokens"]
         for row, execution in running:
@@ -150,6 +188,7 @@ def ended_row(execution: Execution, group: GroupState, censored: bool) -> EndedR
         len(execution.spec.prompt_token_ids),
         len(execution.tokens),
         censored,
+        int(not censored),
         NO_VERSION if oldest is None else oldest,
     )
 
@@ -159,8 +198,25 @@ def ended_table(rows: list[EndedRow]) -> EndedTable:
     if not rows:
         return EndedTable.empty()
     table = np.array(rows, dtype=np.int64)
-    ids, groups, keys, prompts, generated, censored, versions = table.T
-    return EndedTable(ids, groups, keys, prompts, generated, censored.astype(np.bool_), versions)
+    ids, groups, keys, prompts, generated, censored, turns, versions = table.T
+    return EndedTable(
+        ids, groups, keys, prompts, generated, censored.astype(np.bool_), turns, versions
+    )
+
+
+def reward_table(rows: list[RewardRow]) -> RewardTable:
+    """The rows as arrays."""
+    if not rows:
+        return RewardTable.empty()
+    ids, groups, keys, sizes, rewards, versions = zip(*rows, strict=True)
+    return RewardTable(
+        np.array(ids),
+        np.array(groups),
+        np.array(keys),
+        np.array(sizes),
+        np.array(rewards, dtype=np.float64),
+        np.array(versions),
+    )
 
 
 def replica_table(fleet: Fleet, now_s: float) -> ReplicaTable:
@@ -185,12 +241,20 @@ def replica_table(fleet: Fleet, now_s: float) -> ReplicaTable:
         max_num_seqs=ints([info.max_num_seqs for info in infos]),
         preemptions=ints([s.preemptions for s in stats]),
         prefix_hit_share=floats([s.prefix_hits / max(s.prefix_queries, 1) for s in stats]),
-        accepted_per_draft=floats(
-            [s.accepted_tokens / s.drafts if s.drafts else np.nan for s in stats]
-        ),
+        prefill_tokens=ints([s.prefill_tokens for s in stats]),
+        drafted_at=_matrix([s.drafted_at for s in stats], np.int64),
+        accepted_at=_matrix([s.accepted_at for s in stats], np.int64),
         weight_version=ints([s.weight_version for s in stats]),
         iterations=ints([s.iterations for s in stats]),
         busy_s=floats([s.busy_s for s in stats]),
         sequences_run=floats([s.sequences_run for s in stats]),
         metrics_age_s=floats([now_s - s.reported_s for s in stats]),
     )
+
+
+def _matrix(rows: Sequence[Sequence[float]], dtype: type) -> NDArray[Any]:
+    """Rows side by side, short ones filled up with zeros."""
+    width = max(map(len, rows), default=0)
+    if not width:
+        return np.zeros((len(rows), 0), dtype=dtype)
+    return np.array([[*row, *[0] * (width - len(row))] for row in rows], dtype=dtype)

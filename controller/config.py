@@ -17,6 +17,7 @@ import msgspec
 from steersman.controller import plugins
 from steersman.controller._layers import Assignment, assignments, merge, nested
 from steersman.estimators.errors import InvalidInputError, UnknownNameError
+from steersman.estimators.observation import Normaliser
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -95,6 +96,8 @@ class Config(Section, frozen=True):
     max_lag: Count = 1
     """Largest difference between the trainer's weight version and a trajectory's oldest one;
     0: nothing is carried over a weight push."""
+    normaliser: Normaliser = Normaliser.STD
+    """std or none: what the trainer divides advantages by.  It decides what a group is worth."""
     placement: PartConfig = PartConfig("tail_planner")
     """The policy that decides where and when trajectories run."""
     fallback: PartConfig = PartConfig("sticky_least_inflight")
@@ -103,6 +106,12 @@ class Config(Section, frozen=True):
     """The estimator of remaining tokens."""
     throughput: PartConfig = PartConfig("throughput")
     """The estimator of the replicas' speed."""
+    success: PartConfig = PartConfig("success")
+    """The estimator of pass probabilities."""
+    acceptance: PartConfig = PartConfig("acceptance")
+    """The estimator of how many drafted tokens are accepted."""
+    drift: PartConfig = PartConfig("drift")
+    """The estimator that tells when what was learned no longer holds."""
     guard: GuardConfig = GuardConfig()
     trace: TraceConfig = TraceConfig()
     kill_switch_file: str = ""
@@ -118,8 +127,11 @@ class Config(Section, frozen=True):
 KINDS = {
     "placement": "policies.placement",
     "fallback": "policies.placement",
-    "length": "estimators",
-    "throughput": "estimators",
+    "length": "estimators.length",
+    "throughput": "estimators.throughput",
+    "success": "estimators.success",
+    "acceptance": "estimators.acceptance",
+    "drift": "estimators.drift",
 }
 """Where the part of each section is looked for."""
 

@@ -1,20 +1,27 @@
 """The controller: a pure function from an observation to decisions.
 
-`decide` learns from what ended, forecasts, lets the policy decide and the guard check.  It reads no
-clock (`observation.now_s`), draws randomness from (seed, tick), does no I/O and awaits nothing, so
-the live loop, a replay and a test run the same code and get the same decisions.  What it has
-learned is explicit: `state_dict`.
+`decide` learns from what ended, asks whether it still holds, forecasts, lets the policy decide and
+the guard check.  It reads no clock (`observation.now_s`), draws randomness from (seed, tick), does
+no I/O and awaits nothing, so the live loop, a replay and a test run the same code and get the same
+decisions.  What it has learned is explicit: `state_dict`.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 import numpy as np
 
-from steersman.controller.config import Config
+from steersman.controller.config import KINDS, Config
 from steersman.controller.guard import Dropped, guard
 from steersman.controller.plugins import build
-from steersman.estimators.contract import LengthEstimator, ThroughputEstimator
+from steersman.estimators.contract import (
+    AcceptanceEstimator,
+    DriftEstimator,
+    Estimator,
+    LengthEstimator,
+    SuccessEstimator,
+    ThroughputEstimator,
+)
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.observation import Observation
 from steersman.policies.contract import PlacementPolicy
@@ -30,52 +37,82 @@ class Verdict:
     forecast: Forecast
 
 
+@dataclass(frozen=True)
+class Estimators:
+    """One of each; the fields are the configuration's sections."""
+
+    length: LengthEstimator
+    throughput: ThroughputEstimator
+    success: SuccessEstimator
+    acceptance: AcceptanceEstimator
+    drift: DriftEstimator
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Estimators":
+        """Build the ones that `config` names."""
+        parts = {field.name: getattr(config, field.name) for field in fields(cls)}
+        return cls(**{n: build(KINDS[n], part.name, part.options) for n, part in parts.items()})
+
+    def named(self) -> dict[str, Estimator]:
+        """By section."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def forecast(self, observation: Observation) -> Forecast:
+        """Learn from one observation, then answer for it.
+
+        Surprises of the groups that ended go to the drift estimator, whose doubt comes back before
+        anything is forecast.
+        """
+        for estimator in self.named().values():
+            estimator.observe(observation)
+        self.drift.feed("length", self.length.surprises())
+        self.drift.feed("success", self.success.surprises())
+        drift = self.drift.forecast(observation)
+        for source, keep in drift.keep.items():
+            if keep < 1 and source in ("length", "success"):
+                self.named()[source].reset_on_drift(keep)
+        return Forecast(
+            length=self.length.forecast(observation),
+            throughput=self.throughput.forecast(observation),
+            success=self.success.forecast(observation),
+            acceptance=self.acceptance.forecast(observation),
+            drift=drift,
+        )
+
+
 class Controller:
     """Estimators, one policy of each kind, and the guard."""
 
-    def __init__(
-        self,
-        config: Config,
-        length: LengthEstimator,
-        throughput: ThroughputEstimator,
-        placement: PlacementPolicy,
-    ) -> None:
+    def __init__(self, config: Config, estimators: Estimators, placement: PlacementPolicy) -> None:
         self.config = config
-        self._length, self._throughput, self._placement = length, throughput, placement
+        self._estimators, self._placement = estimators, placement
 
     @classmethod
     def from_config(cls, config: Config) -> "Controller":
         """Build the parts that `config` names."""
-        return cls(
-            config,
-            length=build("estimators", config.length.name, config.length.options),
-            throughput=build("estimators", config.throughput.name, config.throughput.options),
-            placement=build("policies.placement", config.placement.name, config.placement.options),
-        )
+        placement = build(KINDS["placement"], config.placement.name, config.placement.options)
+        return cls(config, Estimators.from_config(config), cast(PlacementPolicy, placement))
 
     def decide(self, observation: Observation) -> Verdict:
         """One tick."""
-        self._length.observe(observation)
-        self._throughput.observe(observation)
-        forecast = Forecast(
-            length=self._length.forecast(observation),
-            throughput=self._throughput.forecast(observation),
-        )
+        forecast = self._estimators.forecast(observation)
         rng = np.random.default_rng((self.config.seed, observation.tick))
         proposed = self._placement.decide(observation, forecast, rng)
         decisions, dropped = guard(observation, proposed, self.config.guard)
         return Verdict(decisions, dropped, forecast)
 
+    def health(self) -> dict[str, dict[str, float]]:
+        """How good the estimators' past answers were: section, metric, value (NaN: unknown)."""
+        return {name: dict(part.health()) for name, part in self._estimators.named().items()}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything learned or remembered, as JSON can hold it."""
-        return {
-            "length": self._length.state_dict(),
-            "throughput": self._throughput.state_dict(),
-            "placement": self._placement.state_dict(),
-        }
+        return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace what was learned."""
-        self._length.load_state_dict(state["length"])
-        self._throughput.load_state_dict(state["throughput"])
-        self._placement.load_state_dict(state["placement"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, Estimator | PlacementPolicy]:
+        return {**self._estimators.named(), "placement": self._placement}

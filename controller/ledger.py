@@ -6,19 +6,35 @@ answer (restarted, expired) is replaced in its slot by a fresh one, so that a gr
 with exactly `size` answers.
 """
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 
-from steersman.controller.board import Board, EndedRow, ended_row, ended_table, replica_table
+from steersman.controller.board import (
+    Board,
+    EndedRow,
+    RewardRow,
+    ended_row,
+    ended_table,
+    replica_table,
+    reward_table,
+)
 from steersman.controller.groups import GroupState
 from steersman.controller.results import Counts, Group, Prompt
 from steersman.controller.trace import records
 from steersman.controller.trace.writer import TraceWriter
+from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.lifecycle import REPLACED, CorrectnessClass, Disposition, Phase
-from steersman.estimators.observation import Observation, TrainerSignal
+from steersman.estimators.observation import NO_VERSION, Observation, TrainerSignal
 from steersman.mechanisms.execution import Execution, TrajectorySpec
 from steersman.mechanisms.fleet import Attempt, Fleet, Sampling
+
+MAX_UNLEARNED = 65_536
+"""Ends and rewards kept for a controller that is too busy to learn, the newest of them."""
+MAX_UNREWARDED = 65_536
+"""Answers that wait for their reward, beyond which the oldest are given up: the steps of a large
+run; a trainer that never rewards must not fill the memory."""
 
 
 @dataclass(slots=True)
@@ -54,7 +70,10 @@ class Ledger:
         self._origin_s = clock()
         self._entries: dict[int, _Entry] = {}
         self._next_id = self._next_group = 0
-        self._ended_rows: list[EndedRow] = []
+        self._ended_rows: deque[EndedRow] = deque(maxlen=MAX_UNLEARNED)
+        self._reward_rows: deque[RewardRow] = deque(maxlen=MAX_UNLEARNED)
+        self._answered: dict[int, tuple[GroupState, int]] = {}
+        """Answered trajectories whose reward may still come, oldest first: group and version."""
         self._totals: Counter[str] = Counter()
         self._dispositions: Counter[str] = Counter()
         self._board = Board(fleet)
@@ -69,7 +88,7 @@ class Ledger:
         """Open a group: `size` trajectories that wait for a placement."""
         group_id = self._next_group
         self._next_group += 1
-        row = self._board.add_group(group_id, prompt.key, size, step)
+        row = self._board.add_group(group_id, prompt, size, step)
         group = GroupState(group_id, prompt, size, step, max_new_tokens, sampling, row)
         self.groups[group_id] = group
         self._trace.write(
@@ -82,6 +101,7 @@ class Ledger:
                 size=size,
                 max_new_tokens=max_new_tokens,
                 step=step,
+                features=list(prompt.features),
                 prompt_token_ids=list(prompt.token_ids) if self._trace_token_ids else None,
             )
         )
@@ -111,9 +131,40 @@ class Ledger:
             deferrals=self._totals["deferrals"],
         )
 
-    def observation(self, tick: int, trainer: TrainerSignal) -> Observation:
-        """The snapshot for one decision.  `ended` starts afresh after it."""
-        ended, self._ended_rows = self._ended_rows, []
+    def reward(self, trajectory_id: int, reward: float) -> None:
+        """What an answered trajectory earned.
+
+        It is recorded; it is learned from unless it comes twice, or `MAX_UNREWARDED` others were
+        answered since.
+        """
+        if not 0 <= trajectory_id < self._next_id:
+            raise InvalidInputError(f"there is no trajectory {trajectory_id} to reward")
+        if not math.isfinite(reward):
+            raise InvalidInputError(
+                f"the reward of trajectory {trajectory_id} is {reward}; valid: a finite number"
+            )
+        self._trace.write(
+            records.Rewarded(t_s=self.now_s(), trajectory_id=trajectory_id, reward=reward)
+        )
+        group, weight_version = self._answered.pop(trajectory_id, (None, NO_VERSION))
+        if group is None:
+            return
+        self._reward_rows.append(
+            (trajectory_id, group.group_id, group.prompt.key, group.size, reward, weight_version)
+        )
+        if group.group_id in self.groups:
+            self._board.count_reward(group.row, reward)
+
+    def observation(self, tick: int, trainer: TrainerSignal, learning: bool = True) -> Observation:
+        """The snapshot for one decision.
+
+        What ended and what was rewarded is shown once: to whoever is `learning`.
+        """
+        ended = list(self._ended_rows) if learning else []
+        rewards = list(self._reward_rows) if learning else []
+        if learning:
+            self._ended_rows.clear()
+            self._reward_rows.clear()
         running = (
             (self._entries[trajectory_id].row, execution)
             for trajectory_id, execution in self.executions.items()
@@ -128,6 +179,7 @@ class Ledger:
             groups=groups,
             replicas=replica_table(self.fleet, self._clock()),
             ended=ended_table(ended),
+            rewarded=reward_table(rewards),
         )
 
     def generated(self) -> tuple[list[int], list[int]]:
@@ -270,6 +322,10 @@ class Ledger:
             self._totals["answered"] += 1
             group.answered += 1
             self._board.count_answer(group.row)
+            oldest = execution.oldest_weight_version
+            self._answered[trajectory_id] = (group, NO_VERSION if oldest is None else oldest)
+            if len(self._answered) > MAX_UNREWARDED:
+                del self._answered[next(iter(self._answered))]
 
     def _forget(self, group: GroupState, complete: bool) -> None:
         del self.groups[group.group_id]

@@ -11,6 +11,7 @@ returns; a task that died is not restarted (whatever killed it is still there).
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
@@ -66,6 +67,7 @@ class ControlLoop:
         self.config: Config = controller.config
         self.state = LoopState.OFF
         self.why = ""
+        self._controller = controller
         self._ledger, self._trace, self._signal = ledger, trace, signal
         self._thread = DecidingThread(controller)
         self._fallback: PlacementPolicy = build(
@@ -75,6 +77,8 @@ class ControlLoop:
         self._wake = asyncio.Event()
         self._pulse_s = 0.0
         self._tick = self._errors = 0
+        self._health_step = -1
+        """Step whose beginning the estimators' health was last recorded at."""
         self._progress_s = float("-inf")
         starting = {"enforce": LoopState.ENFORCING, "shadow": LoopState.SHADOW}
         self._normal = starting.get(self.config.mode, LoopState.OFF)
@@ -104,7 +108,7 @@ class ControlLoop:
         self._enter(LoopState.OFF, why)
         while True:
             await self._next_tick()
-            self._act_by_default(self._observe())
+            self._act_by_default(self._observe(learning=True))
 
     def close(self) -> None:
         """No decision will be asked for any more."""
@@ -128,8 +132,9 @@ class ControlLoop:
     async def _steer(self) -> None:
         while True:
             await self._next_tick()
-            observation = self._observe()
-            if self.state is LoopState.OFF:
+            off, busy = self.state is LoopState.OFF, self._thread.busy
+            observation = self._observe(learning=off or not busy)
+            if off or busy:
                 self._act_by_default(observation)
                 continue
             verdict = await self._decide(observation)
@@ -138,6 +143,7 @@ class ControlLoop:
                 continue
             enforced = self.state is LoopState.ENFORCING
             self._record(verdict, observation.tick, enforced)
+            self._record_health(verdict, observation.trainer.step)
             if enforced:
                 self._apply(verdict.decisions, observation.tick)
                 self._keep_alive()
@@ -156,9 +162,9 @@ class ControlLoop:
         if switch and self.state is not LoopState.OFF and Path(switch).exists():
             self._enter(LoopState.OFF, f"kill switch {switch} exists")
 
-    def _observe(self) -> Observation:
+    def _observe(self, learning: bool) -> Observation:
         self._tick += 1
-        observation = self._ledger.observation(self._tick, self._signal())
+        observation = self._ledger.observation(self._tick, self._signal(), learning)
         settings = self.config.trace
         if settings.observations:
             self._trace.write(records.observation_to_record(observation))
@@ -168,9 +174,7 @@ class ControlLoop:
         return observation
 
     async def _decide(self, observation: Observation) -> Verdict | None:
-        """The controller's verdict, or None when it has none in time."""
-        if self._thread.busy:
-            return None
+        """The controller's verdict, or None when it has none in time.  Not while it is busy."""
         try:
             verdict = await self._thread.decide(observation, self.config.decide_timeout_s)
         except TimeoutError:
@@ -207,7 +211,7 @@ class ControlLoop:
             return
         if any(e.attempt is not None for e in self._ledger.executions.values()):
             return
-        self._act_by_default(self._observe())
+        self._act_by_default(self._observe(learning=False))
 
     def _apply(self, decisions: list[Decision], tick: int) -> None:
         for decision in decisions:
@@ -234,6 +238,20 @@ class ControlLoop:
                 records.DecisionDropped(
                     t_s=self._ledger.now_s(), tick=tick, decision=dropped.decision, why=dropped.why
                 )
+            )
+
+    def _record_health(self, verdict: Verdict, step: int) -> None:
+        t_s = self._ledger.now_s()
+        for source, keep in verdict.forecast.drift.keep.items():
+            if keep < 1:
+                self._trace.write(records.DriftNoticed(t_s=t_s, source=source, keep=keep))
+        if step == self._health_step:
+            return
+        self._health_step = step
+        for name, metrics in self._controller.health().items():
+            known = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+            self._trace.write(
+                records.EstimatorHealth(t_s=t_s, estimator=name, step=step, metrics=known)
             )
 
     def _write_decision(self, decision: Decision, tick: int, enforced: bool) -> None:

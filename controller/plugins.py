@@ -2,8 +2,10 @@
 
 A file belongs to a kind (a folder below `steersman`, dotted: "policies.placement") if one of its
 lines starts with `PLUGIN`.  That line is looked for in the text, so that listing names imports
-nothing.  A name with a dot or a colon means a part outside this project: "my_package.my_module"
-(its `PLUGIN`) or "my_package.my_module:MyClass".
+nothing.  All estimators share a folder; there the kind is told by the line's contract, so that
+"estimators.length" are the files with `PLUGIN: type[LengthEstimator]`.  A name with a dot or a
+colon means a part outside this project: "my_package.my_module" (its `PLUGIN`) or
+"my_package.my_module:MyClass".
 """
 
 import importlib
@@ -20,23 +22,35 @@ from steersman.estimators.errors import InvalidInputError, UnknownNameError
 
 KINDS = {
     "policies.placement": "placement policy",
-    "estimators": "estimator",
+    "estimators.length": "length estimator",
+    "estimators.throughput": "throughput estimator",
+    "estimators.success": "success estimator",
+    "estimators.acceptance": "acceptance estimator",
+    "estimators.drift": "drift estimator",
     "mechanisms": "mechanism",
 }
-"""What a person calls the parts of a folder."""
-_PLUGIN_LINE = re.compile(r"^PLUGIN\b", re.MULTILINE)
+"""What a person calls the parts of a kind."""
+_PLUGIN_LINE = re.compile(r"^PLUGIN\b(?:: type\[(\w+)\])?", re.MULTILINE)
 
 
 def names(kind: str) -> list[str]:
     """The parts of a kind that this project brings along, sorted."""
-    spec = find_spec(f"steersman.{kind}")
+    return sorted(files(kind))
+
+
+def files(kind: str) -> dict[str, Path]:
+    """The file of each part of a kind."""
+    folder, contract = _home(kind)
+    spec = find_spec(f"steersman.{folder}")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
-        raise InvalidInputError(f"steersman has no folder {kind!r}")
-    paths = [path for folder in folders for path in Path(folder).glob("[!_]*.py")]
-    return sorted(
-        path.stem for path in paths if _PLUGIN_LINE.search(path.read_text(encoding="utf-8"))
-    )
+        raise InvalidInputError(f"steersman has no folder {folder!r}")
+    found = {}
+    for path in (path for place in folders for path in Path(place).glob("[!_]*.py")):
+        line = _PLUGIN_LINE.search(path.read_text(encoding="utf-8"))
+        if line and (contract is None or line[1] == contract):
+            found[path.stem] = path
+    return found
 
 
 def check_name(kind: str, name: str) -> None:
@@ -49,7 +63,7 @@ def load(kind: str, name: str) -> type:
     """The class behind a name."""
     check_name(kind, name)
     if not _is_outside(name):
-        module = importlib.import_module(f"steersman.{kind}.{name}")
+        module = importlib.import_module(f"steersman.{_home(kind)[0]}.{name}")
         return _the_class(module, "PLUGIN", name)
     module_name, _, attribute = name.partition(":")
     try:
@@ -77,6 +91,14 @@ def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:
         if isinstance(error, InvalidInputError):
             raise
         raise InvalidInputError(f"{name}: {error}") from error
+
+
+def _home(kind: str) -> tuple[str, str | None]:
+    """Folder and contract of a kind."""
+    folder, _, role = kind.partition(".")
+    if folder == "estimators" and role:
+        return folder, f"{role.capitalize()}Estimator"
+    return kind, None
 
 
 def _is_outside(name: str) -> bool:

@@ -15,6 +15,9 @@ class Prompt:
     prompt_id: str
     """Its name; the same prompt in a later step should have the same one."""
     token_ids: Sequence[int]
+    features: tuple[float, ...] = ()
+    """What is known of it beforehand and may tell its length, as numbers of about unit size
+    (difficulty, task type as 0/1 ...); equally many for every prompt of a run."""
 
     @property
     def key(self) -> int:

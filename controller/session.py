@@ -71,6 +71,8 @@ class RolloutSession:
         self._ledger.on_change = self._on_change
         self._changed = asyncio.Event()
         self._objective = Objective.BARRIER
+        self._step_started_s = 0.0
+        self._policy_kl: float | None = None
         self._may_defer = True
         self._tasks: list[asyncio.Task[None]] = []
         self._open = self._rolling_out = False
@@ -198,12 +200,18 @@ class RolloutSession:
             self._finish(started_s, tokens, delivered)
 
     async def push_weights(
-        self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
+        self,
+        tensors: NamedTensors,
+        weight_version: int,
+        probes: Iterable[LogprobProbe] = (),
+        policy_kl: float | None = None,
     ) -> None:
         """Put new weights on every replica; what is in flight goes on under them.
 
         `probes` are scored by each replica after the push and compared with the trainer's
         log-probabilities; `WeightMismatchError` says that a replica does not hold what was sent.
+        `policy_kl` is the KL divergence between these weights and the ones before, if the trainer
+        knows it: a leap makes the estimators doubt what they learned.
         Trajectories that would exceed the lag bound are replaced by fresh ones.
         """
         if weight_version <= self.weight_version:
@@ -212,7 +220,7 @@ class RolloutSession:
             )
         started_s = self._ledger.now_s()
         difference = await self.fleet.update_weights(tensors, weight_version, probes)
-        self.weight_version = weight_version
+        self.weight_version, self._policy_kl = weight_version, policy_kl
         now_s = self._ledger.now_s()
         self.trace.write(
             records.WeightsPushed(
@@ -220,6 +228,7 @@ class RolloutSession:
                 weight_version=weight_version,
                 seconds=now_s - started_s,
                 probe_max_difference=difference,
+                policy_kl=policy_kl,
             )
         )
         for execution in list(self._ledger.executions.values()):
@@ -229,10 +238,12 @@ class RolloutSession:
                 execution.leave(_EXPIRE, f"beyond the lag bound at version {weight_version}")
 
     def reward(self, trajectory_id: int, reward: float) -> None:
-        """Tell what a delivered trajectory earned, so that the trace has it."""
-        self.trace.write(
-            records.Rewarded(t_s=self._ledger.now_s(), trajectory_id=trajectory_id, reward=reward)
-        )
+        """Tell what a finished trajectory earned: the controller learns which prompts teach.
+
+        Once per trajectory, before or after its group was delivered.  Raises `InvalidInputError`
+        for an id that this session never gave, or a reward that is not finite.
+        """
+        self._ledger.reward(trajectory_id, reward)
 
     def kill_switch(self, why: str = "switched off by the caller") -> None:
         """From now on the trainer's default rule decides."""
@@ -280,7 +291,7 @@ class RolloutSession:
             raise InvalidInputError("a rollout of this session is under way; await it first")
         self._rolling_out, self._objective = True, objective
         self.step += 1
-        started_s = self._ledger.now_s()
+        started_s = self._step_started_s = self._ledger.now_s()
         self.trace.write(
             records.StepStarted(
                 t_s=started_s,
@@ -352,6 +363,9 @@ class RolloutSession:
             weight_version=self.weight_version,
             max_lag=config.max_lag if self._may_defer else 0,
             objective=self._objective,
+            step_started_s=self._step_started_s,
+            normaliser=config.normaliser,
+            policy_kl=self._policy_kl,
         )
 
     def _on_change(self) -> None:

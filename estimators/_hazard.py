@@ -11,19 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steersman.estimators.observation import Floats
-
-SPAN, BINS = 16.0, 160
-"""Width of the grid in log tokens (1 token to 8.9 million), bins of 10 % length."""
-WIDTH = SPAN / BINS
-
-PRIOR_TAIL_RATE = 1.0
-"""Largest hazard per unit of log length where nothing was seen: what has come far has an even
-chance of doubling.  Below that the prior is a standard normal's about `centre`, so that nothing is
-expected to end at lengths far below it."""
-PRIOR_EXPOSURE = 2.0
-"""Trajectories the prior counts for, in every bin."""
-
+from steersman.estimators.contract import State
+from steersman.estimators.observation import Floats, Ints
 
 _Z = np.linspace(-8.0, 12.0, 2001)
 _NORMAL_HAZARD = np.array(
@@ -36,58 +25,83 @@ def normal_hazard(z: Floats) -> Floats:
     return np.asarray(np.interp(z, _Z, _NORMAL_HAZARD))
 
 
-def _coverage(at: Floats) -> Floats:
-    """(BINS,) summed share of each bin that lies below the points `at`, in bins."""
-    bins = np.minimum(at.astype(np.int64), BINS - 1)
-    inside = np.bincount(bins, weights=at - bins, minlength=BINS)
-    count = np.bincount(bins, minlength=BINS)
-    return np.asarray(inside + count[::-1].cumsum()[::-1] - count)
-
-
 @dataclass
 class Hazard:
-    """Events and exposure per bin."""
+    """Events and exposure per bin of `lowest` .. `highest`."""
 
-    lowest: float = 0.0
-    """Where the grid begins, log tokens."""
-    centre: float = 0.0
-    """Where the prior's body lies."""
-    events: Floats = field(default_factory=lambda: np.zeros(BINS))
-    exposure: Floats = field(default_factory=lambda: np.zeros(BINS))
+    lowest: float
+    highest: float
+    prior_rate: Floats
+    """(bins,) hazard per unit of the grid where nothing was seen."""
+    prior_exposure: float
+    """Passages through each bin that the prior counts for."""
+    events: Floats = field(init=False)
+    exposure: Floats = field(init=False)
     """Passages through each bin (1 = the whole bin, once)."""
 
-    def add_exposure(self, start: Floats, end: Floats) -> None:
-        """(m,) grid positions between which m trajectories aged."""
-        start, end = self._bins(start), self._bins(end)
-        forward = end > start
-        self.exposure += _coverage(end[forward]) - _coverage(start[forward])
+    def __post_init__(self) -> None:
+        self.events, self.exposure = np.zeros(self.bins), np.zeros(self.bins)
 
-    def add_events(self, at: Floats) -> None:
-        """(m,) grid positions at which m trajectories finished."""
-        bins = np.minimum(self._bins(at).astype(np.int64), BINS - 1)
-        self.events += np.bincount(bins, minlength=BINS)
+    @property
+    def bins(self) -> int:
+        """Number of bins."""
+        return len(self.prior_rate)
+
+    @property
+    def width(self) -> float:
+        """Of one bin."""
+        return (self.highest - self.lowest) / self.bins
+
+    @property
+    def edges(self) -> Floats:
+        """(bins + 1,) grid positions."""
+        return np.linspace(self.lowest, self.highest, self.bins + 1)
+
+    def add(self, start: Floats, end: Floats, finished: Ints) -> None:
+        """m trajectories aged from `start` to `end`; the rows `finished` of them ended there."""
+        start, end = self._position(start), self._position(end)
+        forward = end > start
+        self.exposure += self._coverage(end[forward]) - self._coverage(start[forward])
+        self.events += np.bincount(self.bin(end[finished]), minlength=self.bins)
 
     def scale(self, keep: float) -> None:
         """Forget: keep this share of the evidence."""
         self.events *= keep
         self.exposure *= keep
 
-    @property
-    def edges(self) -> Floats:
-        """(BINS + 1,) grid positions."""
-        return self.lowest + np.linspace(0.0, SPAN, BINS + 1)
+    def state_dict(self) -> State:
+        """Events and exposure."""
+        return {"events": self.events.tolist(), "exposure": self.exposure.tolist()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Replace them."""
+        self.events, self.exposure = np.array(state["events"]), np.array(state["exposure"])
+
+    def rate(self) -> Floats:
+        """(bins,) hazard per unit of the grid."""
+        exposure = np.maximum(self.exposure, 0.0) * self.width
+        prior = self.prior_exposure * self.width
+        return np.asarray((self.events + self.prior_rate * prior) / (exposure + prior))
 
     def cumulative(self) -> Floats:
-        """(BINS + 1,) cumulative hazard at `edges`; strictly increasing, survival is exp(-it)."""
-        exposure = np.maximum(self.exposure, 0.0) * WIDTH
-        prior = PRIOR_EXPOSURE * WIDTH
-        prior_rate = np.minimum(normal_hazard(self.edges[:-1] - self.centre), PRIOR_TAIL_RATE)
-        rate = (self.events + prior_rate * prior) / (exposure + prior)
-        return np.concatenate(([0.0], np.cumsum(rate * WIDTH)))
+        """(bins + 1,) cumulative hazard at `edges`; survival is exp(-it)."""
+        return np.concatenate(([0.0], np.cumsum(self.rate() * self.width)))
 
-    def quantiles(self, levels: Floats) -> Floats:
-        """Grid positions that these shares do not pass."""
-        return np.asarray(np.interp(-np.log1p(-levels), self.cumulative(), self.edges))
+    def bin(self, position: Floats) -> Ints:
+        """Bin of each position as `_position` gives it."""
+        return np.minimum(position.astype(np.int64), self.bins - 1)
 
-    def _bins(self, at: Floats) -> Floats:
-        return np.clip((at - self.lowest) / WIDTH, 0.0, BINS)
+    def bin_of(self, at: Floats) -> Ints:
+        """Bin of each point of the grid; points outside belong to the outermost bins."""
+        return self.bin(self._position(at))
+
+    def _position(self, at: Floats) -> Floats:
+        """In bins from `lowest`."""
+        return np.clip((at - self.lowest) / self.width, 0.0, self.bins)
+
+    def _coverage(self, position: Floats) -> Floats:
+        """(bins,) summed share of each bin that lies below the positions."""
+        bins = self.bin(position)
+        inside = np.bincount(bins, weights=position - bins, minlength=self.bins)
+        count = np.bincount(bins, minlength=self.bins)
+        return np.asarray(inside + count[::-1].cumsum()[::-1] - count)

@@ -1,4 +1,4 @@
-"""A bounded table of what each prompt's finished trajectories were like."""
+"""A bounded table of what each prompt's trajectories were like, sorted by prompt key."""
 
 from dataclasses import dataclass, field
 
@@ -6,24 +6,20 @@ import numpy as np
 
 from steersman.estimators.observation import Floats, Ints
 
-
-def _no_ints() -> Ints:
-    return np.zeros(0, dtype=np.int64)
-
-
-def _no_floats() -> Floats:
-    return np.zeros(0)
+COLUMNS = ("offset", "variance", "last_seen", "count", "squares")
 
 
 @dataclass
 class PromptTable:
-    """Count, mean and last step of each prompt, sorted by key; the longest unseen go first."""
+    """Per prompt: its offset from the level and that estimate's variance, when it was last seen,
+    and what its residuals' own variance rests on.  The longest unseen prompts go first."""
 
     capacity: int
-    keys: Ints = field(default_factory=_no_ints)
-    count: Floats = field(default_factory=_no_floats)
-    mean: Floats = field(default_factory=_no_floats)
-    last_step: Ints = field(default_factory=_no_ints)
+    keys: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    columns: dict[str, Floats] = field(default_factory=lambda: {n: np.zeros(0) for n in COLUMNS})
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
 
     def find(self, keys: Ints) -> Ints:
         """(m,) row of each key, -1 where it is unknown."""
@@ -32,36 +28,41 @@ class PromptTable:
         rows = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[rows] == keys, rows, -1)
 
-    def add(self, keys: Ints, values: Floats, step: int, age_variance: float) -> None:
-        """Fold (m,) values into their prompts' means.
-
-        A prompt last seen some steps ago counts for less: its mean's variance 1/count (in units of
-        the values' own) grew by `age_variance` per step.
-        """
-        new, inverse = np.unique(keys, return_inverse=True)
-        self._insert(new[self.find(new) < 0], step)
-        rows = self.find(new)
-        age = np.maximum(step - self.last_step[rows], 0)
-        old = self.count[rows] / (1.0 + self.count[rows] * age * age_variance)
-        total = old + np.bincount(inverse)
-        sums = old * self.mean[rows] + np.bincount(inverse, weights=values)
-        self.count[rows], self.mean[rows], self.last_step[rows] = total, sums / total, step
-        self._evict()
-
-    def _insert(self, keys: Ints, step: int) -> None:
-        if not len(keys):
+    def add(self, keys: Ints, offset: Floats, variance: Floats, now: float) -> None:
+        """Make a row for each of the (m,) distinct keys that has none."""
+        new = np.flatnonzero(self.find(keys) < 0)
+        if not len(new):
             return
-        order = np.argsort(np.concatenate((self.keys, keys)), kind="stable")
-        zeros = np.zeros(len(keys))
-        self.keys = np.concatenate((self.keys, keys))[order]
-        self.count = np.concatenate((self.count, zeros))[order]
-        self.mean = np.concatenate((self.mean, zeros))[order]
-        self.last_step = np.concatenate((self.last_step, np.full(len(keys), step)))[order]
+        order = np.argsort(np.concatenate((self.keys, keys[new])), kind="stable")
+        zeros = np.zeros(len(new))
+        fresh = {
+            "offset": offset[new],
+            "variance": variance[new],
+            "last_seen": zeros + now,
+            "count": zeros,
+            "squares": zeros,
+        }
+        self.keys = np.concatenate((self.keys, keys[new]))[order]
+        for name, column in self.columns.items():
+            self.columns[name] = np.concatenate((column, fresh[name]))[order]
 
-    def _evict(self) -> None:
+    def evict(self) -> None:
+        """Forget the longest unseen beyond the capacity."""
         surplus = len(self.keys) - self.capacity
         if surplus <= 0:
             return
-        keep = np.sort(np.argsort(self.last_step, kind="stable")[surplus:])
-        self.keys, self.count = self.keys[keep], self.count[keep]
-        self.mean, self.last_step = self.mean[keep], self.last_step[keep]
+        keep = np.sort(np.argsort(self["last_seen"], kind="stable")[surplus:])
+        self.keys = self.keys[keep]
+        self.columns = {name: column[keep] for name, column in self.columns.items()}
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """As lists."""
+        return {
+            "keys": self.keys.tolist(),
+            **{name: column.tolist() for name, column in self.columns.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        """Replace everything."""
+        self.keys = np.array(state["keys"], dtype=np.int64)
+        self.columns = {name: np.array(state[name], dtype=np.float64) for name in COLUMNS}

@@ -1,6 +1,6 @@
 """The observation: one immutable snapshot of everything a decision may depend on, as arrays.
 
-Four tables (structures of arrays) and one trainer signal.  Rows are ordered by id, so that the
+Five tables (structures of arrays) and one trainer signal.  Rows are ordered by id, so that the
 order is part of the value; `group_row` and `replica_row` point into the other tables.  Trajectories
 that have ended stay in the table until their whole group has ended, because siblings tell an
 estimator what to expect.  Commands already sent are in the snapshot (phase LEAVING, `target_row`),
@@ -39,6 +39,15 @@ class Objective(StrEnum):
     """The next complete groups, whichever they are (shortest remaining first)."""
 
 
+class Normaliser(StrEnum):
+    """What the trainer divides advantages by; it decides what an outcome is worth."""
+
+    STD = "std"
+    """The group's standard deviation: a group counts whenever its rewards are not all equal."""
+    NONE = "none"
+    """Nothing: a group counts by the variance of its rewards."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerSignal:
     """What the trainer tells: where it stands and what it can tolerate."""
@@ -50,6 +59,11 @@ class TrainerSignal:
     objective: Objective = Objective.BARRIER
     groups_wanted: int = 0
     """Complete groups the trainer needs for its batch; 0: all of them."""
+    step_started_s: float = 0.0
+    """When the step began, on the observation's clock."""
+    normaliser: Normaliser = Normaliser.STD
+    policy_kl: float | None = None
+    """KL divergence between the newest weights and the version before, if the trainer told it."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,8 @@ class TrajectoryTable:
     """Times it was parked."""
     restarts: Ints
     """Trajectories that had its slot before it."""
+    turns: Ints
+    """Turns it has finished; 0 while a trajectory of one turn is being written."""
     oldest_weight_version: Ints
     """Version that wrote its first token, or `NO_VERSION`."""
 
@@ -101,6 +117,16 @@ class GroupTable:
     """Trajectories of the group that are answered."""
     step: Ints
     """Trainer step that admitted it."""
+    rewarded: Ints
+    """Trajectories of the group whose reward is known."""
+    reward_sum: Floats
+    """Of the known rewards; so are the next two."""
+    reward_low: Floats
+    """Smallest; inf while none is known."""
+    reward_high: Floats
+    """Largest; -inf while none is known.  Above `reward_low`: the group is informative."""
+    features: Floats
+    """(g, f) what is known of the prompt beforehand, as numbers; f may be 0."""
 
     def __len__(self) -> int:
         return len(self.group_id)
@@ -128,8 +154,13 @@ class ReplicaTable:
     """Preempted requests since the engine started."""
     prefix_hit_share: Floats
     """Share of the prompt tokens that came from the prefix cache since the engine started."""
-    accepted_per_draft: Floats
-    """Accepted speculative tokens per draft since the engine started; NaN without speculation."""
+    prefill_tokens: Ints
+    """Prompt tokens computed (not found in the prefix cache) in those of `iterations`."""
+    drafted_at: Ints
+    """(r, k) speculative tokens proposed at each draft position since the engine started; k may
+    be 0."""
+    accepted_at: Ints
+    """(r, k) those of them that the model accepted."""
     weight_version: Ints
     iterations: Ints
     """Engine iterations since the engine started."""
@@ -155,6 +186,8 @@ class EndedTable:
     generated_tokens: Ints
     censored: Bools
     """True where the length is only a lower bound: truncated, stopped, restarted or abandoned."""
+    turns: Ints
+    """Turns finished, the last one included unless it was cut off."""
     weight_version: Ints
 
     def __len__(self) -> int:
@@ -164,7 +197,29 @@ class EndedTable:
     def empty(cls) -> Self:
         """No trajectory."""
         none = np.zeros(0, dtype=np.int64)
-        return cls(none, none, none, none, none, none.astype(np.bool_), none)
+        return cls(none, none, none, none, none, none.astype(np.bool_), none, none)
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """m rewards that became known since the last observation."""
+
+    trajectory_id: Ints
+    group_id: Ints
+    prompt_key: Ints
+    group_size: Ints
+    reward: Floats
+    weight_version: Ints
+    """Version that wrote the trajectory's first token, or `NO_VERSION`."""
+
+    def __len__(self) -> int:
+        return len(self.trajectory_id)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """No reward."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(none, none, none, none, none.astype(np.float64), none)
 
 
 @dataclass(frozen=True)
@@ -179,6 +234,7 @@ class Observation:
     groups: GroupTable
     replicas: ReplicaTable
     ended: EndedTable = field(default_factory=EndedTable.empty)
+    rewarded: RewardTable = field(default_factory=RewardTable.empty)
 
     @cached_property
     def destination_row(self) -> Ints:

@@ -39,9 +39,9 @@ class Mechanism(Protocol):
         """Command it."""
 
 
-HANDOVER_S = 0.02
-"""Abort on one replica to first token on another, without the prefill: two hops to a replica and
-its next iteration, 6-20 ms measured on a local Ray cluster."""
+def handover_s(forecast: Forecast) -> float:
+    """Seconds from leaving one replica to running on another, without the prefill."""
+    return float(forecast.throughput.handover_s.mean())
 
 
 def prefill_s(observation: Observation, forecast: Forecast, row: int) -> float:

@@ -124,8 +124,10 @@ class ReplicaStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache since the start."""
     prefix_hits: int = 0
-    drafts: int = 0
-    accepted_tokens: int = 0
+    prefill_tokens: int = 0
+    drafted_at: list[int] = []
+    """By draft position; empty without speculation."""
+    accepted_at: list[int] = []
     iterations: int = 0
     busy_s: float = 0.0
     sequences_run: float = 0.0

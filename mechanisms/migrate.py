@@ -9,7 +9,7 @@ from typing import ClassVar
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass, Phase
 from steersman.estimators.observation import Observation
-from steersman.mechanisms.contract import HANDOVER_S, Mechanism, OutcomeKind, prefill_s
+from steersman.mechanisms.contract import Mechanism, OutcomeKind, handover_s, prefill_s
 from steersman.mechanisms.execution import Execution, ToReplica
 from steersman.policies.decision import Action, Decision
 
@@ -22,7 +22,7 @@ class Migrate:
 
     def cost_s(self, observation: Observation, forecast: Forecast, row: int) -> float:
         """Hand-over and prefill on the target."""
-        return HANDOVER_S + prefill_s(observation, forecast, row)
+        return handover_s(forecast) + prefill_s(observation, forecast, row)
 
     def apply(self, execution: Execution, decision: Decision) -> OutcomeKind:
         """Leave for the target."""

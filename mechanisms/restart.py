@@ -10,7 +10,7 @@ from typing import ClassVar
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase
 from steersman.estimators.observation import Observation
-from steersman.mechanisms.contract import HANDOVER_S, Mechanism, OutcomeKind
+from steersman.mechanisms.contract import Mechanism, OutcomeKind, handover_s
 from steersman.mechanisms.execution import Execution, ToEnd
 from steersman.policies.decision import Action, Decision
 
@@ -25,7 +25,7 @@ class Restart:
         """Every token written so far is written in vain."""
         t, model = observation.trajectories, forecast.throughput
         here = max(int(t.replica_row[row]), 0)
-        return HANDOVER_S + float(t.generated_tokens[row] * model.per_sequence_s[here])
+        return handover_s(forecast) + float(t.generated_tokens[row] * model.per_sequence_s[here])
 
     def apply(self, execution: Execution, decision: Decision) -> OutcomeKind:
         """End the old one; whoever keeps the group puts a fresh one in its slot."""

@@ -3,10 +3,9 @@
 import argparse
 import ast
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
-from steersman.controller.plugins import KINDS, names
+from steersman.controller.plugins import KINDS, files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the parts; none of them is imported."""
-    parts = {kind: {name: _summary(kind, name) for name in names(kind)} for kind in KINDS}
+    parts = {
+        kind: {name: _summary(path) for name, path in sorted(files(kind).items())} for kind in KINDS
+    }
     if args.json:
         print(json.dumps(parts, indent=2))
         return 0
@@ -28,11 +29,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(kind: str, name: str) -> str:
+def _summary(path: Path) -> str:
     """The first sentence of the file's docstring."""
-    spec = find_spec(f"steersman.{kind}")
-    assert spec is not None
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    path = next(p for folder in folders if (p := folder / f"{name}.py").exists())
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(text.partition("\n\n")[0].split())

@@ -15,11 +15,14 @@ from steersman.estimators.observation import (
     GroupTable,
     Observation,
     ReplicaTable,
+    RewardTable,
     TrainerSignal,
     TrajectoryTable,
 )
 
-Column = list[bool | int | float | str]
+TWO_DIMENSIONAL = ("features", "drafted_at", "accepted_at")
+Column = list[Any]
+"""Numbers or texts, or lists of them where the array has two dimensions."""
 
 
 class ObservationRecorded(Base, frozen=True, kw_only=True):
@@ -32,6 +35,7 @@ class ObservationRecorded(Base, frozen=True, kw_only=True):
     groups: dict[str, Column]
     replicas: dict[str, Column]
     ended: dict[str, Column]
+    rewarded: dict[str, Column]
 
 
 def observation_to_record(observation: Observation) -> ObservationRecorded:
@@ -44,6 +48,7 @@ def observation_to_record(observation: Observation) -> ObservationRecorded:
         groups=_columns(observation.groups),
         replicas=_columns(observation.replicas),
         ended=_columns(observation.ended),
+        rewarded=_columns(observation.rewarded),
     )
 
 
@@ -57,6 +62,7 @@ def record_to_observation(record: ObservationRecorded) -> Observation:
         groups=GroupTable(**_arrays(GroupTable, record.groups)),
         replicas=ReplicaTable(**_arrays(ReplicaTable, record.replicas)),
         ended=EndedTable(**_arrays(EndedTable, record.ended)),
+        rewarded=RewardTable(**_arrays(RewardTable, record.rewarded)),
     )
 
 
@@ -69,19 +75,23 @@ def _listed(column: Any) -> Column:
         return list(column)
     values: Column = column.tolist()
     if column.dtype.kind == "f" and not np.isfinite(column).all():
-        return [v if math.isfinite(v) else str(v) for v in column.tolist()]
+        return _texts(values)
     return values
+
+
+def _texts(values: Column) -> Column:
+    return [_texts(v) if isinstance(v, list) else v if math.isfinite(v) else str(v) for v in values]
 
 
 def _arrays(table: type, columns: dict[str, Column]) -> dict[str, Any]:
     hints = get_type_hints(table)
-    return {name: _restored(column, hints[name]) for name, column in columns.items()}
+    return {name: _restored(name, column, hints[name]) for name, column in columns.items()}
 
 
-def _restored(column: Column, hint: Any) -> Any:
+def _restored(name: str, column: Column, hint: Any) -> Any:
     if get_origin(hint) is tuple:
         return tuple(column)
     scalar = get_args(get_args(hint)[1])[0]
-    # float() reads the three texts; integers must not pass through it, they have 63 bits
-    values = [float(v) for v in column] if scalar is np.float64 else column
-    return np.array(values, dtype=scalar)
+    # numpy reads the three texts as floats; integers must not pass through them, they have 63 bits
+    array = np.array(column, dtype=scalar)
+    return array.reshape(len(column), -1 if column else 0) if name in TWO_DIMENSIONAL else array

@@ -77,6 +77,8 @@ class WeightsPushed(Base, frozen=True, kw_only=True):
     """From the call to the last replica's confirmation, probes included."""
     probe_max_difference: float | None = None
     """Largest |log p(replica) - log p(trainer)| over the probes; none: there were no probes."""
+    policy_kl: float | None = None
+    """KL divergence from the version before, if the trainer told it."""
 
 
 # Steps and groups
@@ -119,6 +121,7 @@ class GroupAdmitted(Base, frozen=True, kw_only=True):
     step: int
     inclusion_probability: float = 1.0
     """With which the prompt policy admitted it, in (0, 1]."""
+    features: list[float] = msgspec.field(default_factory=list)
     prompt_token_ids: list[int] | None = None
 
 
@@ -218,6 +221,23 @@ class Rewarded(Base, frozen=True, kw_only=True):
     reward: float
 
 
+class DriftNoticed(Base, frozen=True, kw_only=True):
+    """What was learned from one source is in doubt."""
+
+    source: str
+    keep: float
+    """Share of the evidence that was kept."""
+
+
+class EstimatorHealth(Base, frozen=True, kw_only=True):
+    """How good an estimator's past answers were, as a step began."""
+
+    estimator: str
+    step: int
+    metrics: dict[str, float | None]
+    """None: nothing to measure yet."""
+
+
 class ReplicaReport(Base, frozen=True, kw_only=True):
     """What a replica last said of itself."""
 
@@ -284,6 +304,8 @@ Record = (
     | TrajectoryEnded
     | Progress
     | Rewarded
+    | DriftNoticed
+    | EstimatorHealth
     | ReplicaReport
     | DecisionTaken
     | DecisionDropped

@@ -8,6 +8,7 @@ sequences_run / iterations its mean batch.
 
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -27,7 +28,9 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
         self.running = self.waiting = 0
         self.kv_cache_usage = 0.0
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
-        self.drafts = self.accepted_tokens = self.iterations = 0
+        self.prefill_tokens = self.iterations = 0
+        self.drafted_at: list[int] = []
+        self.accepted_at: list[int] = []
         self.busy_s = self.sequences_run = 0.0
 
     def record(
@@ -43,6 +46,8 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             return
         finished = len(iteration_stats.finished_requests) if iteration_stats else 0
         if self._last_s is not None:
+            if iteration_stats is not None:
+                self.prefill_tokens += iteration_stats.prompt_token_stats.computed
             self.iterations += 1
             self.busy_s += now_s - self._last_s
             self.sequences_run += scheduler_stats.num_running_reqs + finished
@@ -91,8 +96,9 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             preemptions=self.preemptions,
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,
-            drafts=self.drafts,
-            accepted_tokens=self.accepted_tokens,
+            prefill_tokens=self.prefill_tokens,
+            drafted_at=self.drafted_at,
+            accepted_at=self.accepted_at,
             iterations=self.iterations,
             busy_s=self.busy_s,
             sequences_run=self.sequences_run,
@@ -110,9 +116,14 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             self.prefix_queries += prefix.queries
             self.prefix_hits += prefix.hits
         if drafts is not None:
-            self.drafts += drafts.num_drafts
-            self.accepted_tokens += drafts.num_accepted_tokens
+            self.drafted_at = _added(self.drafted_at, drafts.num_draft_tokens_per_pos)
+            self.accepted_at = _added(self.accepted_at, drafts.num_accepted_tokens_per_pos)
         if iteration_stats is not None:
             forgiven = min(self._forgiven, iteration_stats.num_preempted_reqs)
             self._forgiven -= forgiven
             self.preemptions += iteration_stats.num_preempted_reqs - forgiven
+
+
+def _added(sums: list[int], more: list[int]) -> list[int]:
+    """A new list, so that a report already handed out stays as it was."""
+    return [a + b for a, b in zip_longest(sums, more, fillvalue=0)]

@@ -74,7 +74,7 @@ def test_text_that_looks_like_a_number_can_be_text() -> None:
         ("placement.nam=x", "'placement.nam'; did you mean 'placement.name'"),
         ("placement.name=tail_plan", "'tail_plan'; did you mean 'tail_planner'"),
         ("fallback.name=sticky", "unknown placement policy 'sticky'"),
-        ("length.name=lenght", "unknown estimator 'lenght'; did you mean 'length'"),
+        ("length.name=lenght", "unknown length estimator 'lenght'; did you mean 'length'"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(override: str, message: str) -> None:

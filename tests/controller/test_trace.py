@@ -17,6 +17,7 @@ from support.synthetic_trace import SyntheticRun
 
 from steersman.controller.trace import records as rec
 from steersman.controller.trace.export import to_parquet
+from steersman.controller.trace.observed import TWO_DIMENSIONAL
 from steersman.controller.trace.reader import TraceError, check, read
 from steersman.controller.trace.writer import FLUSH_S, TraceWriter
 from steersman.estimators.errors import InvalidInputError
@@ -26,6 +27,7 @@ from steersman.estimators.observation import (
     Objective,
     Observation,
     ReplicaTable,
+    RewardTable,
     TrainerSignal,
     TrajectoryTable,
 )
@@ -176,7 +178,9 @@ def columns(table: type, rows: int) -> st.SearchStrategy[Any]:
         if name is None:
             made[field.name] = st.tuples(*[st.text(max_size=3)] * rows)
         else:
-            made[field.name] = hnp.arrays(kinds[name], rows)
+            width = st.integers(0, 2 if rows else 0) if field.name in TWO_DIMENSIONAL else None
+            shape = width.map(lambda k: (rows, k)) if width is not None else rows
+            made[field.name] = hnp.arrays(kinds[name], shape)
     return st.builds(table, **made)
 
 
@@ -194,6 +198,7 @@ observations = st.builds(
     groups=st.integers(0, 2).flatmap(lambda n: columns(GroupTable, n)),
     replicas=st.integers(0, 2).flatmap(lambda n: columns(ReplicaTable, n)),
     ended=st.integers(0, 2).flatmap(lambda n: columns(EndedTable, n)),
+    rewarded=st.integers(0, 2).flatmap(lambda n: columns(RewardTable, n)),
 )
 
 
@@ -222,7 +227,7 @@ def test_an_observation_survives_the_trace_to_the_bit(observation: Observation) 
         observation.tick,
         observation.trainer,
     )
-    for name in ("trajectories", "groups", "replicas", "ended"):
+    for name in ("trajectories", "groups", "replicas", "ended", "rewarded"):
         assert_same_bits(getattr(observation, name), getattr(back, name))
 
 

@@ -188,7 +188,8 @@ def test_memory_is_bounded_and_the_longest_unseen_prompts_go_first() -> None:
     for step in range(10):
         keys = np.arange(40) + 40 * step
         estimator.observe(nobody_left(ended_table([500] * 40, prompt_key=keys), step))
-    kept = estimator.state_dict()["prompt_keys"]
+    estimator.observe(nobody_left(EndedTable.empty(), 10))
+    kept = estimator.state_dict()["tokens"]["locations"]["prompts"]["keys"]
     assert len(kept) == 100
     assert set(kept) >= set(range(320, 400))
 

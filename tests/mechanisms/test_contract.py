@@ -6,7 +6,7 @@ from support.observations import forecast_of, observation, replica_table, trajec
 
 from steersman.controller.plugins import build, names
 from steersman.estimators.lifecycle import CorrectnessClass, Phase
-from steersman.mechanisms.contract import HANDOVER_S, Mechanism
+from steersman.mechanisms.contract import Mechanism
 from steersman.policies.decision import Action
 
 TRAJECTORIES = trajectory_table(
@@ -38,6 +38,7 @@ def test_only_what_keeps_the_distribution_is_called_exact(mechanism: Mechanism) 
 
 
 def test_a_migration_costs_the_hand_over_and_a_prefill_of_everything_it_holds() -> None:
-    prefill_s = float(FORECAST.throughput.prefill_token_s.mean())
+    model = FORECAST.throughput
+    expected_s = model.handover_s.mean() + 1000 * model.prefill_token_s.mean()
     cost_s = build("mechanisms", "migrate", {}).cost_s(SEEN, FORECAST, 1)
-    assert cost_s == pytest.approx(HANDOVER_S + 1000 * prefill_s)
+    assert cost_s == pytest.approx(expected_s)

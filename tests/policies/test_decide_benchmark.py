@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.observations import ended_table, random_observation
+from support.observations import ended_table, known, random_observation
 
 from steersman.controller.plugins import load, names
-from steersman.estimators.forecast import Forecast
 from steersman.estimators.length import SurvivalLength
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Observation
-from steersman.estimators.throughput import AffineThroughput
+from steersman.estimators.throughput import IterationTime
 
 TRAJECTORIES, REPLICAS, TICKS = 10_000, 100, 24
 STEADY_MS, BURST_MS = 25.0, 40.0
@@ -52,14 +51,14 @@ def a_tick_later(seen: Observation, tick: int) -> Observation:
 def median_ms(name: str, seen: Observation) -> tuple[float, int]:
     """Median time of a tick, and decisions in the last one."""
     policy = load("policies.placement", name)()
-    length, throughput = SurvivalLength(), AffineThroughput()
+    length, throughput = SurvivalLength(), IterationTime()
     taken_ms, decisions = [], []
     for tick in range(TICKS):
         seen = a_tick_later(seen, tick)
         start = time.process_time()  # what else runs on the machine does not count
         length.observe(seen)
         throughput.observe(seen)
-        forecast = Forecast(length.forecast(seen), throughput.forecast(seen))
+        forecast = known(seen, length, throughput)
         decisions = policy.decide(seen, forecast, np.random.default_rng(tick))
         taken_ms.append((time.process_time() - start) * 1000)
     return float(np.median(taken_ms)), len(decisions)

@@ -12,7 +12,7 @@ import pytest
 from support.tick_world import Fleet, Result, TickWorld, sibling_lengths
 
 from steersman.estimators.length import SurvivalLength
-from steersman.estimators.throughput import AffineThroughput
+from steersman.estimators.throughput import IterationTime
 from steersman.policies.contract import PlacementPolicy
 from steersman.policies.placement.sticky_least_inflight import StickyLeastInflight
 from steersman.policies.placement.tail_planner import TailPlanner
@@ -43,14 +43,14 @@ def lengths(seed: int, visit: int) -> tuple[np.ndarray, np.ndarray]:
 @cache
 def seen_before(shape: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the estimators know after one step under verl's rule."""
-    length, throughput = SurvivalLength(), AffineThroughput()
+    length, throughput = SurvivalLength(), IterationTime()
     world = TickWorld(SHAPES[shape], *lengths(seed, 0), GROUP_SIZE, CAP)
     world.run(StickyLeastInflight(), length, throughput)
     return length.state_dict(), throughput.state_dict()
 
 
 def second_step(shape: str, seed: int, policy: PlacementPolicy) -> Result:
-    length, throughput = SurvivalLength(), AffineThroughput()
+    length, throughput = SurvivalLength(), IterationTime()
     known_lengths, known_throughput = seen_before(shape, seed)
     length.load_state_dict(known_lengths)
     throughput.load_state_dict(known_throughput)

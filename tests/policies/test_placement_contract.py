@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.observations import ended_table, random_observation
+from support.observations import ended_table, known, random_observation
 
 from steersman.controller.plugins import load, names
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.length import SurvivalLength
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import NO_ROW, Objective, Observation
-from steersman.estimators.throughput import AffineThroughput
+from steersman.estimators.throughput import IterationTime
 from steersman.policies.contract import PlacementPolicy
 from steersman.policies.decision import Action, Decision
 
@@ -38,7 +38,7 @@ def forecast_for(seen: Observation) -> Forecast:
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.normal(6.5, 1.0, 500)).astype(np.int64)
     length.observe(replace(seen, ended=ended_table(lengths)))
-    return Forecast(length.forecast(seen), AffineThroughput().forecast(seen))
+    return known(seen, length, IterationTime())
 
 
 def ask(policy: PlacementPolicy, seen: Observation, seed: int = 0) -> list[Decision]:
@@ -90,7 +90,9 @@ def placed(seen: Observation, decisions: list[Decision]) -> Observation:
     phase = np.where(np.isin(phase, (Phase.RUNNING, Phase.LEAVING)), Phase.ENDED, phase)
     nowhere = np.full(len(t), NO_ROW)
     table = replace(t, phase=phase, replica_row=nowhere, target_row=nowhere)
-    idle = replace(seen.replicas, running=0 * t.phase[:0], waiting=0 * seen.replicas.waiting)
+    idle = replace(
+        seen.replicas, running=0 * seen.replicas.running, waiting=0 * seen.replicas.waiting
+    )
     return replace(seen, trajectories=table, replicas=idle, tick=seen.tick + 1)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from steersman.estimators.contract import LengthEstimator, ThroughputEstimator
 from steersman.estimators.forecast import Forecast, LengthForecast, ThroughputForecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import (
@@ -36,7 +37,9 @@ def replica_table(count: int, **columns: Any) -> ReplicaTable:
         max_num_seqs=np.full(count, 32),
         preemptions=zeros,
         prefix_hit_share=noughts,
-        accepted_per_draft=np.full(count, np.nan),
+        prefill_tokens=zeros,
+        drafted_at=np.zeros((count, 0), dtype=np.int64),
+        accepted_at=np.zeros((count, 0), dtype=np.int64),
         weight_version=zeros,
         iterations=zeros,
         busy_s=noughts,
@@ -51,7 +54,18 @@ def replica_table(count: int, **columns: Any) -> ReplicaTable:
 def group_table(count: int, **columns: Any) -> GroupTable:
     """`count` groups of one, of different prompts, admitted in step 0."""
     ids = np.arange(count)
-    table = GroupTable(ids, ids + 7_000, np.ones(count, int), 0 * ids, 0 * ids)
+    table = GroupTable(
+        group_id=ids,
+        prompt_key=ids + 7_000,
+        size=np.ones(count, dtype=np.int64),
+        ended=0 * ids,
+        step=0 * ids,
+        rewarded=0 * ids,
+        reward_sum=np.zeros(count),
+        reward_low=np.full(count, np.inf),
+        reward_high=np.full(count, -np.inf),
+        features=np.zeros((count, 0)),
+    )
     return replace(table, **{name: np.asarray(column) for name, column in columns.items()})
 
 
@@ -74,6 +88,7 @@ def trajectory_table(phase: Sequence[int], group_size: int = 1, **columns: Any) 
         moves=zeros,
         deferred=zeros,
         restarts=zeros,
+        turns=zeros,
         oldest_weight_version=np.full(n, NO_VERSION),
     )
     return replace(table, **{name: np.asarray(column) for name, column in columns.items()})
@@ -84,7 +99,14 @@ def ended_table(generated: Sequence[int], **columns: Any) -> EndedTable:
     n = len(generated)
     ids, zeros = np.arange(n), np.zeros(n, dtype=np.int64)
     table = EndedTable(
-        ids + 1_000_000, ids, ids, zeros, np.asarray(generated), zeros.astype(np.bool_), zeros
+        trajectory_id=ids + 1_000_000,
+        group_id=ids,
+        prompt_key=ids,
+        prompt_tokens=zeros,
+        generated_tokens=np.asarray(generated),
+        censored=zeros.astype(np.bool_),
+        turns=np.ones(n, dtype=np.int64),
+        weight_version=zeros,
     )
     return replace(table, **{name: np.asarray(column) for name, column in columns.items()})
 
@@ -114,14 +136,28 @@ def forecast_of(
     middle = np.asarray(mean, dtype=np.float64)
     quantiles = np.stack(((1 - spread) * middle, middle, (1 + spread) * middle), axis=1)
     r = len(seen.replicas)
-    return Forecast(
-        LengthForecast(quantiles, middle),
-        ThroughputForecast(
-            np.full(r, fixed_s),
-            np.full(r, per_sequence_s),
-            np.full(r, prefill_token_s),
-            np.full(r, 1000),
+    return replace(
+        Forecast.unknown(seen),
+        length=LengthForecast(quantiles, middle, np.ones_like(quantiles)),
+        throughput=ThroughputForecast(
+            fixed_s=np.full(r, fixed_s),
+            per_sequence_s=np.full(r, per_sequence_s),
+            sequence_s=np.full(r, per_sequence_s),
+            token_s=np.zeros(r),
+            knee_s=np.zeros(r),
+            kv_capacity_tokens=np.zeros(r),
+            prefill_token_s=np.full(r, prefill_token_s),
+            handover_s=np.full(r, 0.02),
+            relative_error=np.full(r, np.nan),
+            samples=np.full(r, 1000),
         ),
+    )
+
+
+def known(seen: Observation, length: LengthEstimator, throughput: ThroughputEstimator) -> Forecast:
+    """What these two estimators say; nothing is known of the rest."""
+    return replace(
+        Forecast.unknown(seen), length=length.forecast(seen), throughput=throughput.forecast(seen)
     )
 
 

@@ -8,10 +8,15 @@ every `TICK_S` and right after every end, with the real estimators' forecasts.
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from support.observations import group_table, observation, replica_table, trajectory_table
+from support.observations import (
+    group_table,
+    known,
+    observation,
+    replica_table,
+    trajectory_table,
+)
 
 from steersman.estimators.contract import LengthEstimator, ThroughputEstimator
-from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import (
     NO_ROW,
@@ -78,7 +83,7 @@ class TickWorld:
         self.arrives_s, self.moved_s = np.full(n, np.inf), np.full(n, -np.inf)
         self.moves, self.deferred = np.zeros(n, int), np.zeros(n, int)
         self.placed_s = np.full(n, np.nan)
-        self.debt_s, self.counters, self.tick = np.zeros(r), np.zeros((3, r)), 0
+        self.debt_s, self.counters, self.tick = np.zeros(r), np.zeros((4, r)), 0
         self.start_s = self.now_s
 
     def run(
@@ -89,7 +94,7 @@ class TickWorld:
             seen = self.observe()
             length.observe(seen)
             throughput.observe(seen)
-            forecast = Forecast(length.forecast(seen), throughput.forecast(seen))
+            forecast = known(seen, length, throughput)
             rng = np.random.default_rng((0, self.tick))
             for decision in policy.decide(seen, forecast, rng):
                 self.apply(decision, seen)
@@ -144,6 +149,7 @@ class TickWorld:
             iterations=self.counters[0].astype(np.int64),
             busy_s=self.counters[1].copy(),
             sequences_run=self.counters[2].copy(),
+            prefill_tokens=self.counters[3].astype(np.int64),
         )
         length = self.done[ended].astype(np.int64)
         gone = EndedTable(
@@ -153,6 +159,7 @@ class TickWorld:
             np.full(len(ended), 100),
             length,
             length >= self.cap,
+            np.ones_like(ended),
             np.full(len(ended), self.step),
         )
         trainer = TrainerSignal(step=self.step, weight_version=self.step, objective=self.objective)
@@ -214,8 +221,10 @@ class TickWorld:
             dt = max(dt, 1e-6)
             decoding = np.maximum(dt - self.debt_s, 0.0)
             iterations = np.where(batch > 0, decoding / tau, 0.0)
+            prefilled = np.minimum(self.debt_s, dt) / self.fleet.prefill_token_s
             self.debt_s = np.maximum(self.debt_s - dt, 0.0)
-            self.counters += np.stack((iterations, np.where(batch > 0, dt, 0), iterations * batch))
+            busy = np.where(batch > 0, dt, 0)
+            self.counters += np.stack((iterations, busy, iterations * batch, prefilled))
             self.done[live] = np.minimum(self.done[live] + iterations[rows], self.length[live])
             self.now_s += dt
             over = live[self.length[live] - self.done[live] < 1e-6]

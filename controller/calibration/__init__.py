@@ -1,0 +1,1 @@
+"""How well the estimators would have forecast a run: steps, replay, scores, baselines."""

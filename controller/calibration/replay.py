@@ -1,0 +1,176 @@
+"""Length estimators replayed over steps, and asked in the middle of each.
+
+All trajectories of a step start together and write at one pace, a token per second; a step takes
+as long as its longest trajectory.  At `SNAPSHOTS` of that time every estimator forecasts all that
+are alive, and is scored against what they really wrote.  The first step is not scored: nobody knew
+anything.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from steersman.controller.calibration.scores import LengthScores
+from steersman.controller.calibration.steps import Step
+from steersman.estimators.contract import LengthEstimator
+from steersman.estimators.lifecycle import Phase
+from steersman.estimators.observation import (
+    Bools,
+    EndedTable,
+    Floats,
+    GroupTable,
+    Ints,
+    Observation,
+    ReplicaTable,
+    TrainerSignal,
+    TrajectoryTable,
+)
+
+SNAPSHOTS = (0.25, 0.5, 0.75)
+"""Shares of a step's time at which forecasts are scored."""
+TICKS = 40
+"""Observations per step, evenly spaced; `SNAPSHOTS` fall on some of them."""
+
+
+def replay_lengths(
+    steps: Iterable[Step], estimators: Mapping[str, LengthEstimator]
+) -> dict[str, LengthScores]:
+    """Scores by estimator name; all see the same observations."""
+    scores = {name: LengthScores() for name in estimators}
+    first_id = 0
+    for number, step in enumerate(steps):
+        world = StepWorld(step, number, first_id)
+        first_id += len(step.length)
+        for tick in range(TICKS + 1):
+            seen = world.observe(tick)
+            for estimator in estimators.values():
+                estimator.observe(seen)
+            if number and tick / TICKS in SNAPSHOTS:
+                truth = world.remaining_tokens(seen)
+                for name, estimator in estimators.items():
+                    scores[name].add(estimator.forecast(seen), truth)
+    return scores
+
+
+@dataclass
+class StepWorld:
+    """One step, observable at any tick; ticks must be asked in order."""
+
+    step: Step
+    number: int
+    first_id: int
+
+    def __post_init__(self) -> None:
+        s = self.step
+        self._end = np.minimum(s.length, s.cut_at).astype(np.int64)
+        self._longest = int(self._end.max(initial=1))
+        self._told = np.zeros(len(s.length), dtype=np.bool_)
+
+    def observe(self, tick: int) -> Observation:
+        """The snapshot at this tick, `TICKS` being the end of the step."""
+        s = self.step
+        now = -(-self._longest * tick // TICKS)  # rounded up, so that the last tick sees all ended
+        ended = self._end <= now
+        open_groups = np.bincount(s.group_row[~ended], minlength=len(s.prompt_key)) > 0
+        rows = np.flatnonzero(open_groups[s.group_row])
+        news = np.flatnonzero(ended & ~self._told)
+        self._told |= ended
+        return Observation(
+            now_s=float(now),
+            tick=self.number * (TICKS + 1) + tick,
+            trainer=TrainerSignal(step=self.number, weight_version=self.number),
+            trajectories=self._trajectories(rows, ended, open_groups, now),
+            groups=self._groups(np.flatnonzero(open_groups), ended),
+            replicas=_NO_REPLICA,
+            ended=self._ended(news),
+        )
+
+    def remaining_tokens(self, seen: Observation) -> Floats:
+        """(n,) what each row of `seen` will still write; NaN for ended rows."""
+        t = seen.trajectories
+        left = self.step.length[t.trajectory_id - self.first_id] - t.generated_tokens
+        return np.where(t.phase == Phase.ENDED, np.nan, left)
+
+    def _trajectories(
+        self, rows: Ints, ended: Bools, open_groups: Bools, now: int
+    ) -> TrajectoryTable:
+        s, zeros = self.step, np.zeros(len(rows), dtype=np.int64)
+        over = ended[rows]
+        return TrajectoryTable(
+            trajectory_id=self.first_id + rows,
+            group_row=(np.cumsum(open_groups) - 1)[s.group_row[rows]],
+            phase=np.where(over, Phase.ENDED, Phase.RUNNING).astype(np.int64),
+            replica_row=np.where(over, -1, 0),
+            target_row=zeros - 1,
+            prompt_tokens=zeros + 100,
+            generated_tokens=np.minimum(self._end[rows], now),
+            max_new_tokens=s.max_new_tokens[rows],
+            queued_s=zeros.astype(np.float64),
+            placed_s=zeros.astype(np.float64),
+            moved_s=np.full(len(rows), -np.inf),
+            moves=zeros,
+            deferred=zeros,
+            restarts=zeros,
+            turns=np.minimum(s.turns[rows] * now // np.maximum(s.length[rows], 1), s.turns[rows]),
+            oldest_weight_version=zeros + self.number,
+        )
+
+    def _groups(self, rows: Ints, ended: Bools) -> GroupTable:
+        s = self.step
+        size = np.bincount(s.group_row, minlength=len(s.prompt_key))
+        over = np.bincount(s.group_row[ended], minlength=len(s.prompt_key))
+        return GroupTable(
+            group_id=self.number * 1_000_000 + rows,
+            prompt_key=s.prompt_key[rows],
+            size=size[rows],
+            ended=over[rows],
+            step=np.full(len(rows), self.number),
+            rewarded=np.zeros(len(rows), dtype=np.int64),
+            reward_sum=np.zeros(len(rows)),
+            reward_low=np.full(len(rows), np.inf),
+            reward_high=np.full(len(rows), -np.inf),
+            features=s.features[rows],
+        )
+
+    def _ended(self, rows: Ints) -> EndedTable:
+        s = self.step
+        cut = s.cut_at[rows] < s.length[rows]
+        return EndedTable(
+            trajectory_id=self.first_id + rows,
+            group_id=self.number * 1_000_000 + s.group_row[rows],
+            prompt_key=s.prompt_key[s.group_row[rows]],
+            prompt_tokens=np.full(len(rows), 100),
+            generated_tokens=self._end[rows],
+            censored=s.truncated[rows] | cut,
+            turns=np.where(cut, 0, s.turns[rows]),
+            weight_version=np.full(len(rows), self.number),
+        )
+
+
+def _no_replica() -> ReplicaTable:
+    none = np.zeros(0, dtype=np.int64)
+    counts, shares = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return ReplicaTable(
+        names=(),
+        pools=(),
+        alive=none.astype(np.bool_),
+        running=counts,
+        waiting=counts,
+        kv_cache_usage=shares,
+        kv_capacity_tokens=counts,
+        max_num_seqs=counts,
+        preemptions=counts,
+        prefix_hit_share=shares,
+        prefill_tokens=counts,
+        drafted_at=np.zeros((0, 0), dtype=np.int64),
+        accepted_at=np.zeros((0, 0), dtype=np.int64),
+        weight_version=counts,
+        iterations=counts,
+        busy_s=shares,
+        sequences_run=shares,
+        metrics_age_s=shares,
+    )
+
+
+_NO_REPLICA = _no_replica()
