@@ -19,7 +19,20 @@ COMMANDS = {
         "steersman.examples.demo",
         "train a tiny model on a local fleet, steered and unsteered, and compare",
     ),
+    "calibrate": (
+        "steersman.controller.commands.calibrate",
+        "score the estimators' forecasts on a run's own lengths and rewards",
+    ),
     "report": ("steersman.controller.commands.report", "make one HTML page from traces"),
+    "import": (
+        "steersman.controller.commands.import_run",
+        "turn a trainer's logs into a run table, the input of replay",
+    ),
+    "profile": (
+        "steersman.controller.commands.profile",
+        "hardware profiles: list, show, fit to a table, measure a live fleet",
+    ),
+    "bench": ("steersman.controller.commands.bench", "measure how fast the simulator is here"),
     "policies": ("steersman.controller.commands.policies", "list the parts that can be chosen"),
     "trace": ("steersman.controller.commands.trace", "check a trace, or export it as Parquet"),
 }

@@ -28,6 +28,7 @@ KINDS = {
     "estimators.acceptance": "acceptance estimator",
     "estimators.drift": "drift estimator",
     "mechanisms": "mechanism",
+    "controller.importers": "format of run logs",
 }
 """What a person calls the parts of a kind."""
 _PLUGIN_LINE = re.compile(r"^PLUGIN\b(?:: type\[(\w+)\])?", re.MULTILINE)

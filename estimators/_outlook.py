@@ -51,7 +51,8 @@ def outlook(
 ) -> tuple[Floats, Floats]:
     """Quantiles (n, 3) of the whole amount, and mean (n,) of what remains below the cap.
 
-    `group` (n,) is each trajectory's row in `hazards`; all have exceeded their age.
+    `group` (n,) is each trajectory's row in `hazards`; all have exceeded their age.  Quantiles
+    beyond the highest cap are cut off a little beyond it.
     """
     if not len(group):
         return np.zeros((0, len(QUANTILES))), np.zeros(0)
@@ -100,9 +101,10 @@ class _Table:
         np.minimum(self.hazard, HIGHEST, out=self.hazard)
         self.amount = np.exp(log_amount)
         self.survival = np.exp(-self.hazard)
+        # summed from the far end, where survival is small, so that nothing small is lost
         area = 0.5 * (self.survival[:, 1:] + self.survival[:, :-1]) * np.diff(self.amount)
-        self.area = np.zeros_like(self.hazard)
-        np.cumsum(area, axis=1, out=self.area[:, 1:])
+        self.beyond = np.zeros_like(self.hazard)
+        self.beyond[:, :-1] = np.cumsum(area[:, ::-1], axis=1)[:, ::-1]
 
     def quantiles(self, group: Ints, log_age: Floats) -> Floats:
         """(n, 3) amounts that members of this age do not exceed with these probabilities."""
@@ -123,16 +125,18 @@ class _Table:
 
     def mean_remaining(self, group: Ints, log_age: Floats, log_cap: Floats) -> Floats:
         """(n,) expected amount beyond the age, none writing beyond the cap."""
-        survival = np.exp(-self._hazard_at(group, log_age))
-        area = self._area_at(group, log_cap) - self._area_at(group, log_age)
-        return np.asarray(np.maximum(area, 0.0) / survival)
+        from_age, survival = self._beyond(group, log_age)
+        from_cap, _ = self._beyond(group, log_cap)
+        return np.asarray(np.maximum(from_age - from_cap, 0.0) / survival)
 
-    def _area_at(self, group: Ints, log_amount: Floats) -> Floats:
+    def _beyond(self, group: Ints, log_amount: Floats) -> tuple[Floats, Floats]:
+        """(n,) integral of survival from an amount to the last node, and survival there."""
         node, _ = self._node(log_amount)
-        survival = np.exp(-self._hazard_at(group, log_amount))
-        beyond = np.exp(log_amount) - self.amount[node]
-        whole = self.area[group, node]
-        return np.asarray(whole + 0.5 * beyond * (survival + self.survival[group, node]))
+        low, high = self.survival[group, node], self.survival[group, node + 1]
+        left = np.maximum(self.amount[node + 1] - np.exp(log_amount), 0.0)
+        share = np.minimum(left / (self.amount[node + 1] - self.amount[node]), 1.0)
+        survival = high + share * (low - high)
+        return self.beyond[group, node + 1] + 0.5 * left * (survival + high), survival
 
     def _hazard_at(self, group: Ints, log_amount: Floats) -> Floats:
         node, share = self._node(log_amount)

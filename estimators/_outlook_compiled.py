@@ -1,4 +1,8 @@
-"""`_outlook.arrays`, compiled: one pass per trajectory instead of one array per operation."""
+"""`_outlook.arrays`, compiled: group by group, with a table of one group that stays in the cache.
+
+It begins at the group's youngest member and ends where its oldest is certain to have ended; what
+lies outside is not looked at, so it is not computed.
+"""
 
 import math
 
@@ -10,79 +14,105 @@ from steersman.estimators.forecast import QUANTILES
 from steersman.estimators.observation import Floats, Ints
 
 _SPENT = np.array([-math.log1p(-level) for level in QUANTILES])
+_CERTAIN = 50.0
+"""Hazard beyond the oldest member after which nobody is left: exp(-50) = 2e-22."""
 
 
 def compiled(
     hazards: Hazards, group: Ints, log_age: Floats, log_cap: Floats
 ) -> tuple[Floats, Floats]:
     """As `_outlook.arrays`."""
-    h = hazards
-    hazard, survival, area = _tables(
-        h.mean, h.deviation, h.residual.values, h.residual.lowest, h.residual.width,
-        h.share, h.age.values, h.age.lowest, h.age.width,
+    h, r = hazards, hazards.residual
+    first = (h.age.lowest - h.mean) / (h.deviation * r.width) - r.lowest / r.width
+    pace = h.age.width / (h.deviation * r.width)
+    order = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[order], np.arange(len(h.mean) + 1))
+    amount = np.exp(h.age.lowest + h.age.width * np.arange(len(h.share) + 1))
+    position = np.clip((log_age - h.age.lowest) / h.age.width, 0.0, len(h.share))
+    cap_position = np.clip((log_cap - h.age.lowest) / h.age.width, 0.0, len(h.share))
+    log_amounts, mean = _answer(
+        first, pace, r.values, h.share, h.age.values, amount, order, bounds,
+        position, cap_position, np.exp(log_age), np.exp(log_cap), _SPENT,
     )  # fmt: skip
-    quantiles, mean = _rows(
-        hazard, survival, area, h.age.lowest, h.age.width, group, log_age, log_cap, _SPENT
-    )
-    return np.asarray(quantiles), np.asarray(mean)
+    log_amounts = h.age.lowest + h.age.width * log_amounts
+    return np.exp(np.maximum(log_amounts, log_age[:, None])), np.asarray(mean)
 
 
 @numba.njit(cache=True)
-def _tables(mean, deviation, residual, r_lowest, r_width, share, age, lowest, width):  # type: ignore[no-untyped-def]
-    groups, steps = len(mean), len(share)
-    hazard = np.zeros((groups, steps + 1))
-    survival = np.ones((groups, steps + 1))
-    area = np.zeros((groups, steps + 1))
-    amount = np.exp(lowest + width * np.arange(steps + 1))
-    last = len(residual) - 1
-    for g in range(groups):
-        before = 0.0
-        for k in range(steps + 1):
-            position = ((lowest + width * k - mean[g]) / deviation[g] - r_lowest) / r_width
-            position = min(max(position, 0.0), float(last))
-            node = min(int(position), last - 1)
-            here = residual[node] + (position - node) * (residual[node + 1] - residual[node])
-            if k:
-                step = share[k - 1] * (here - before) + age[k - 1]
-                hazard[g, k] = min(hazard[g, k - 1] + step, HIGHEST)
-                survival[g, k] = math.exp(-hazard[g, k])
-                mean_survival = 0.5 * (survival[g, k] + survival[g, k - 1])
-                area[g, k] = area[g, k - 1] + mean_survival * (amount[k] - amount[k - 1])
-            before = here
-    return hazard, survival, area
-
-
-@numba.njit(cache=True)
-def _rows(hazard, survival, area, lowest, width, group, log_age, log_cap, spent):  # type: ignore[no-untyped-def]
-    count, nodes = len(group), hazard.shape[1]
-    quantiles, mean = np.zeros((count, len(spent))), np.zeros(count)
-    for i in range(count):
-        g = group[i]
-        node, share = _node(log_age[i], lowest, width, nodes)
-        at_age = hazard[g, node] + share * (hazard[g, node + 1] - hazard[g, node])
-        for q in range(len(spent)):
-            target = min(at_age + spent[q], HIGHEST)
-            right = min(max(np.searchsorted(hazard[g], target), 1), nodes - 1)
-            low, high = hazard[g, right - 1], hazard[g, right]
-            inside = min(max((target - low) / max(high - low, 1e-12), 0.0), 1.0)
-            log_amount = lowest + width * (right - 1 + inside)
-            quantiles[i, q] = math.exp(max(log_amount, log_age[i]))
-        begin = _area_at(hazard, survival, area, g, log_age[i], lowest, width)
-        end = _area_at(hazard, survival, area, g, log_cap[i], lowest, width)
-        mean[i] = max(end - begin, 0.0) / math.exp(-at_age)
+def _answer(  # type: ignore[no-untyped-def]
+    first, pace, residual, share, age, amount, order, bounds, position, cap, at, at_cap, spent
+):
+    """Positions of the quantiles on the grid (n, 3), and means (n,)."""
+    nodes, count = len(share) + 1, len(order)
+    quantiles, mean = np.empty((count, len(spent))), np.empty(count)
+    hazard, survival, beyond = np.zeros(nodes), np.ones(nodes), np.zeros(nodes)
+    for g in range(len(first)):
+        rows = order[bounds[g] : bounds[g + 1]]
+        if not len(rows):
+            continue
+        youngest, oldest = nodes - 2, 0
+        for i in rows:
+            node = min(int(position[i]), nodes - 2)
+            youngest, oldest = min(youngest, node), max(oldest, node + 1)
+        _fill(
+            first[g], pace[g], residual, share, age, amount, youngest, oldest,
+            hazard, survival, beyond,
+        )  # fmt: skip
+        for i in rows:
+            node = min(int(position[i]), nodes - 2)
+            here = hazard[node] + (position[i] - node) * (hazard[node + 1] - hazard[node])
+            right = node + 1
+            for q in range(len(spent)):
+                target = min(here + spent[q], HIGHEST)
+                while right < nodes - 1 and hazard[right] < target:
+                    right += 1
+                low, high = hazard[right - 1], hazard[right]
+                inside = (target - low) / max(high - low, 1e-12)
+                quantiles[i, q] = right - 1 + min(max(inside, 0.0), 1.0)
+            from_age, left = _beyond(at[i], node, amount, survival, beyond)
+            node = min(int(cap[i]), nodes - 2)
+            from_cap, _ = _beyond(at_cap[i], node, amount, survival, beyond)
+            mean[i] = max(from_age - from_cap, 0.0) / left
     return quantiles, mean
 
 
 @numba.njit(cache=True)
-def _area_at(hazard, survival, area, g, log_amount, lowest, width):  # type: ignore[no-untyped-def]
-    node, share = _node(log_amount, lowest, width, hazard.shape[1])
-    here = hazard[g, node] + share * (hazard[g, node + 1] - hazard[g, node])
-    beyond = math.exp(log_amount) - math.exp(lowest + width * node)
-    return area[g, node] + 0.5 * beyond * (math.exp(-here) + survival[g, node])
+def _beyond(at, node, amount, survival, beyond):  # type: ignore[no-untyped-def]
+    """Integral of survival from an amount to the last node, and survival there."""
+    left = max(amount[node + 1] - at, 0.0)
+    share = min(left / (amount[node + 1] - amount[node]), 1.0)
+    here = survival[node + 1] + share * (survival[node] - survival[node + 1])
+    return beyond[node + 1] + 0.5 * left * (here + survival[node + 1]), here
 
 
 @numba.njit(cache=True)
-def _node(log_amount, lowest, width, nodes):  # type: ignore[no-untyped-def]
-    position = min(max((log_amount - lowest) / width, 0.0), nodes - 1.0)
-    node = min(int(position), nodes - 2)
-    return node, position - node
+def _fill(  # type: ignore[no-untyped-def]
+    first, pace, residual, share, age, amount, youngest, oldest, hazard, survival, beyond
+):
+    """Cumulative hazard, survival and its integral to the end, at the nodes from `youngest`."""
+    last, end = len(residual) - 1, HIGHEST
+    hazard[youngest], survival[youngest], gone = 0.0, 1.0, len(hazard) - 1
+    before = _at(residual, first + pace * youngest, last)
+    for k in range(youngest + 1, len(hazard)):
+        if hazard[k - 1] >= end:
+            gone = min(gone, k - 1)
+            hazard[k], survival[k], beyond[k] = hazard[k - 1], 0.0, 0.0
+            continue
+        here = _at(residual, first + pace * k, last)
+        step = share[k - 1] * (here - before) + age[k - 1]
+        hazard[k], before = min(hazard[k - 1] + step, HIGHEST), here
+        if k == oldest:
+            end = min(hazard[k] + _CERTAIN, HIGHEST)
+        survival[k] = math.exp(-hazard[k])
+    beyond[gone] = 0.0
+    # from the far end, where survival is small, so that nothing small is lost
+    for k in range(gone - 1, youngest - 1, -1):
+        mean_survival = 0.5 * (survival[k] + survival[k + 1])
+        beyond[k] = beyond[k + 1] + mean_survival * (amount[k + 1] - amount[k])
+
+
+@numba.njit(cache=True)
+def _at(values, position, last):  # type: ignore[no-untyped-def]
+    position = min(max(position, 0.0), float(last))
+    node = min(int(position), last - 1)
+    return values[node] + (position - node) * (values[node + 1] - values[node])

@@ -21,6 +21,11 @@ class PromptTable:
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
 
+    @property
+    def nbytes(self) -> int:
+        """Memory it takes."""
+        return self.keys.nbytes + sum(column.nbytes for column in self.columns.values())
+
     def find(self, keys: Ints) -> Ints:
         """(m,) row of each key, -1 where it is unknown."""
         if not len(self.keys):

@@ -20,6 +20,7 @@ import numpy as np
 
 from steersman.estimators._location import Location, LocationModel
 from steersman.estimators._outlook import outlook
+from steersman.estimators._prompts import PromptTable
 from steersman.estimators._survival import Survival, View
 from steersman.estimators.contract import LengthEstimator, State
 from steersman.estimators.forecast import QUANTILES, LengthForecast
@@ -54,6 +55,9 @@ class SurvivalLength:
 
     def __post_init__(self) -> None:
         self._tokens, self._turns = self._survival(), self._survival()
+        # compiled now, not within the first decision, whose time is limited
+        one = np.zeros(1)
+        outlook(self._tokens.hazards(Location(one, one + 1.0, 0.0)), one.astype(np.int64), one, one)
 
     def observe(self, observation: Observation) -> None:
         """Age the survivors, count the ended, remember where everyone stands now."""
@@ -85,6 +89,11 @@ class SurvivalLength:
             tokens[alive] = np.clip(more, least[:, None], most[:, None])
             mean[alive] = np.clip(expected, least, most)
         return LengthForecast(tokens, mean, self._remaining_turns(observation, alive))
+
+    @property
+    def prompts(self) -> PromptTable:
+        """What is remembered of each prompt's lengths, to look at."""
+        return self._tokens.locations.prompts
 
     def surprises(self) -> Floats:
         """Standardised innovations of the groups that closed last: log length against forecast."""

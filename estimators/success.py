@@ -170,6 +170,8 @@ class DynamicLogistic:
 
         With keep = 0 all prompts are unseen again; the population itself stays, at less weight.
         """
+        if keep >= 1.0:
+            return
         self._close_version()
         self._prompts.forget(keep, self._population)
         self._population.weight *= keep

@@ -1,12 +1,13 @@
 """Length estimators replayed over steps, and asked in the middle of each.
 
-All trajectories of a step start together and write at one pace, a token per second; a step takes
-as long as its longest trajectory.  At `SNAPSHOTS` of that time every estimator forecasts all that
-are alive, and is scored against what they really wrote.  The first step is not scored: nobody knew
-anything.
+A step's trajectories start in order, `concurrency` of them at once, and all write at one pace, a
+token per second; the next starts where one has ended.  At `SNAPSHOTS` of the time until the last
+one ends, every estimator forecasts all that are unfinished, waiting ones included, and is scored
+against what they really wrote.  The first step is not scored: nobody knew anything.
 """
 
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +35,11 @@ TICKS = 40
 
 
 def replay_lengths(
-    steps: Iterable[Step], estimators: Mapping[str, LengthEstimator]
+    steps: Iterable[Step],
+    estimators: Mapping[str, LengthEstimator],
+    after_step: Callable[[], object] = lambda: None,
 ) -> dict[str, LengthScores]:
-    """Scores by estimator name; all see the same observations."""
+    """Scores by estimator name; all see the same observations.  `after_step` tells of progress."""
     scores = {name: LengthScores() for name in estimators}
     first_id = 0
     for number, step in enumerate(steps):
@@ -50,6 +53,7 @@ def replay_lengths(
                 truth = world.remaining_tokens(seen)
                 for name, estimator in estimators.items():
                     scores[name].add(estimator.forecast(seen), truth)
+        after_step()
     return scores
 
 
@@ -63,14 +67,16 @@ class StepWorld:
 
     def __post_init__(self) -> None:
         s = self.step
-        self._end = np.minimum(s.length, s.cut_at).astype(np.int64)
-        self._longest = int(self._end.max(initial=1))
+        self._tokens = np.minimum(s.length, s.cut_at).astype(np.int64)
+        self._start = _starts(self._tokens, s.concurrency)
+        self._end = self._start + self._tokens
+        self._makespan = int(self._end.max(initial=1))
         self._told = np.zeros(len(s.length), dtype=np.bool_)
 
     def observe(self, tick: int) -> Observation:
         """The snapshot at this tick, `TICKS` being the end of the step."""
         s = self.step
-        now = -(-self._longest * tick // TICKS)  # rounded up, so that the last tick sees all ended
+        now = -(-self._makespan * tick // TICKS)  # rounded up, so that the last tick sees all ended
         ended = self._end <= now
         open_groups = np.bincount(s.group_row[~ended], minlength=len(s.prompt_key)) > 0
         rows = np.flatnonzero(open_groups[s.group_row])
@@ -87,24 +93,27 @@ class StepWorld:
         )
 
     def remaining_tokens(self, seen: Observation) -> Floats:
-        """(n,) what each row of `seen` will still write; NaN for ended rows."""
+        """(n,) what each row of `seen` will still write; NaN for ended rows and unknown truths."""
         t = seen.trajectories
-        left = self.step.length[t.trajectory_id - self.first_id] - t.generated_tokens
-        return np.where(t.phase == Phase.ENDED, np.nan, left)
+        rows = t.trajectory_id - self.first_id
+        left = self.step.length[rows] - t.generated_tokens
+        return np.where((t.phase == Phase.ENDED) | ~self.step.scored[rows], np.nan, left)
 
     def _trajectories(
         self, rows: Ints, ended: Bools, open_groups: Bools, now: int
     ) -> TrajectoryTable:
         s, zeros = self.step, np.zeros(len(rows), dtype=np.int64)
-        over = ended[rows]
+        over, waits = ended[rows], self._start[rows] > now
+        written = np.clip(now - self._start[rows], 0, self._tokens[rows])
+        phase = np.where(over, Phase.ENDED, np.where(waits, Phase.QUEUED, Phase.RUNNING))
         return TrajectoryTable(
             trajectory_id=self.first_id + rows,
             group_row=(np.cumsum(open_groups) - 1)[s.group_row[rows]],
-            phase=np.where(over, Phase.ENDED, Phase.RUNNING).astype(np.int64),
-            replica_row=np.where(over, -1, 0),
+            phase=phase.astype(np.int64),
+            replica_row=np.where(phase == Phase.RUNNING, 0, -1),
             target_row=zeros - 1,
             prompt_tokens=zeros + 100,
-            generated_tokens=np.minimum(self._end[rows], now),
+            generated_tokens=written,
             max_new_tokens=s.max_new_tokens[rows],
             queued_s=zeros.astype(np.float64),
             placed_s=zeros.astype(np.float64),
@@ -112,7 +121,7 @@ class StepWorld:
             moves=zeros,
             deferred=zeros,
             restarts=zeros,
-            turns=np.minimum(s.turns[rows] * now // np.maximum(s.length[rows], 1), s.turns[rows]),
+            turns=s.turns[rows] * written // np.maximum(s.length[rows], 1),
             oldest_weight_version=zeros + self.number,
         )
 
@@ -141,11 +150,21 @@ class StepWorld:
             group_id=self.number * 1_000_000 + s.group_row[rows],
             prompt_key=s.prompt_key[s.group_row[rows]],
             prompt_tokens=np.full(len(rows), 100),
-            generated_tokens=self._end[rows],
+            generated_tokens=self._tokens[rows],
             censored=s.truncated[rows] | cut,
             turns=np.where(cut, 0, s.turns[rows]),
             weight_version=np.full(len(rows), self.number),
         )
+
+
+def _starts(tokens: Ints, concurrency: int) -> Ints:
+    """(n,) when each begins."""
+    running: list[int] = []
+    starts = np.zeros(len(tokens), dtype=np.int64)
+    for row, own in enumerate(tokens.tolist()):
+        starts[row] = heapq.heappop(running) if len(running) >= concurrency else 0
+        heapq.heappush(running, int(starts[row]) + own)
+    return starts
 
 
 def _no_replica() -> ReplicaTable:

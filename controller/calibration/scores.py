@@ -35,6 +35,11 @@ class LengthScores:
         self._forecast.append(forecast.remaining_tokens[rows])
         self._truth.append(truth[rows])
 
+    @property
+    def count(self) -> int:
+        """Forecasts scored."""
+        return sum(len(truth) for truth in self._truth)
+
     def result(self) -> dict[str, float]:
         """By name, as the module's docstring says; NaN where nothing was alive."""
         forecast = np.concatenate([*self._forecast, np.zeros((0, len(QUANTILES)))])

@@ -30,7 +30,15 @@ class Engine:
         monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         self.counters = metrics.Counters(lambda: self.unfinished)
 
-    def step(self, seconds: float, running: int, finished: int = 0, preempted: int = 0) -> None:
+    def step(
+        self,
+        seconds: float,
+        running: int,
+        finished: int = 0,
+        preempted: int = 0,
+        prefilled: int = 0,
+        drafts: Any = None,
+    ) -> None:
         self.now_s += seconds
         scheduler = SimpleNamespace(
             num_running_reqs=running,
@@ -38,10 +46,12 @@ class Engine:
             num_skipped_waiting_reqs=0,
             kv_cache_usage=running / 10,
             prefix_cache_stats=None,
-            spec_decoding_stats=None,
+            spec_decoding_stats=drafts,
         )
         iteration = SimpleNamespace(
-            finished_requests=[None] * finished, num_preempted_reqs=preempted
+            finished_requests=[None] * finished,
+            num_preempted_reqs=preempted,
+            prompt_token_stats=SimpleNamespace(computed=prefilled),
         )
         self.counters.record(scheduler, iteration)
 
@@ -94,6 +104,30 @@ def test_preemptions_by_a_weight_push_are_not_counted_and_others_are(engine: Eng
     engine.step(0.25, running=4, preempted=2)
     engine.step(0.25, running=4, preempted=3)
     assert engine.counters.preemptions == 2
+
+
+def test_prompt_tokens_count_where_the_iteration_does(engine: Engine) -> None:
+    """The first iteration after idling has no time of its own; its prefill would go unpaid."""
+    engine.unfinished = 2
+    engine.step(5.0, running=1, prefilled=100)
+    engine.step(0.25, running=2, prefilled=30)
+    assert engine.counters.stats(weight_version=0).prefill_tokens == 30
+
+
+def test_drafts_add_up_by_position_and_an_old_report_stays_as_it_was(engine: Engine) -> None:
+    engine.unfinished = 2
+
+    def drafts(drafted: list[int], accepted: list[int]) -> SimpleNamespace:
+        return SimpleNamespace(
+            num_draft_tokens_per_pos=drafted, num_accepted_tokens_per_pos=accepted
+        )
+
+    engine.step(0.25, running=2, drafts=drafts([2, 1], [1, 0]))
+    before = engine.counters.stats(weight_version=0)
+    engine.step(0.25, running=2, drafts=drafts([2, 2], [2, 1]))
+    after = engine.counters.stats(weight_version=0)
+    assert (before.drafted_at, before.accepted_at) == ([2, 1], [1, 0])
+    assert (after.drafted_at, after.accepted_at) == ([4, 3], [3, 1])
 
 
 def test_an_engine_that_has_work_and_says_nothing_is_silent(engine: Engine) -> None:

@@ -79,6 +79,8 @@ def make_world(
                 cut_at=np.where(cut < length, np.floor(cut), np.inf),
                 features=features[asked],
                 turns=np.ones(n, dtype=np.int64),
+                scored=np.ones(n, dtype=np.bool_),
+                concurrency=n,
             )
         )
         world.survival.append(curve)

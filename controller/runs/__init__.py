@@ -1,0 +1,1 @@
+"""Runs of any trainer as tables: the one input of replay."""
