@@ -24,6 +24,14 @@ COMMANDS = {
         "score the estimators' forecasts on a run's own lengths and rewards",
     ),
     "report": ("steersman.controller.commands.report", "make one HTML page from traces"),
+    "replay": (
+        "steersman.controller.commands.replay",
+        "compare policies on a run's own lengths, on a simulated fleet",
+    ),
+    "tune": (
+        "steersman.controller.commands.tune",
+        "search a policy's options on a run's own lengths",
+    ),
     "import": (
         "steersman.controller.commands.import_run",
         "turn a trainer's logs into a run table, the input of replay",

@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replicas", type=int, default=2, help="vLLM engines (default 2)")
     parser.add_argument("--ray", metavar="ADDRESS", help="a running Ray cluster (default: local)")
     parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration, e.g. from `steersman tune`; its placement is for that policy alone",
+    )
+    parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="configuration override"
     )
     parser.add_argument(
@@ -88,7 +94,7 @@ def _validate(args: argparse.Namespace, policies: list[str]) -> None:
 
     for name in policies:
         load("policies.placement", name)
-        load_config(None, [*args.set, f"placement.name={name}"], environ={})
+        load_config(args.config, [*args.set, f"placement.name={name}"], environ={})
     if len(set(policies)) != len(policies):
         raise InvalidInputError("--policy names one policy twice")
     if args.steps is not None and args.steps < 1:
@@ -127,12 +133,13 @@ async def _demo(
                     await reinforce(
                         fleet,
                         policy,
-                        [*OPTIONS.get(policy, []), *args.set],
+                        [*([] if args.config else OPTIONS.get(policy, [])), *args.set],
                         start,
                         version,
                         settings,
                         _trace_file(args.out, policy),
                         lambda step, tell=tell: tell(_step_text(step)),  # type: ignore[misc]
+                        args.config,
                     )
                 )
             version += settings.steps + 2

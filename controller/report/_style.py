@@ -21,6 +21,8 @@ body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55
 main { max-width: 1140px; margin: 0 auto; padding: 48px 28px 80px; }
 header { border-bottom: 1px solid var(--line); padding-bottom: 20px; }
 .kicker { margin: 0; color: var(--muted); font-size: 14px; letter-spacing: .02em; }
+.tier { display: inline-block; margin-left: 10px; padding: 1px 10px; border-radius: 10px;
+  background: var(--c1); color: var(--paper); }
 h1 { margin: 4px 0 6px; font-size: 34px; line-height: 1.15; letter-spacing: -.02em; }
 h2 { margin: 0 0 12px; font-size: 21px; letter-spacing: -.01em; }
 h3 { margin: 22px 0 4px; font-size: 16px; }
@@ -45,6 +47,7 @@ tbody th { font-weight: 400; }
 .figures td, .figures thead th:not(:first-child) { text-align: right; }
 .figures td, .num { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .num { text-align: right; }
+.compact :is(th, td) { padding: 5px 10px; white-space: nowrap; }
 .part th { padding-left: 38px; color: var(--muted); }
 .part + .part > *, .figures tr.part > * { border-top: 0; padding-top: 2px; padding-bottom: 2px; }
 .unit, .none { color: var(--muted); }
@@ -67,8 +70,10 @@ svg .label { font-size: 12.5px; } svg .note { font-size: 11.5px; fill: var(--ink
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .line.c0 { stroke: var(--c0); } .line.c1 { stroke: var(--c1); }
 .line.c2 { stroke: var(--c2); } .line.c3 { stroke: var(--c3); }
+.line.bound { stroke: var(--muted); stroke-width: 1.4; }
 .dot { stroke: var(--card); stroke-width: 1.2; }
 .dot.c0 { fill: var(--c0); } .dot.c1 { fill: var(--c1); }
+.dot.bound { fill: var(--muted); stroke: none; r: 1.6px; }
 .dot.c2 { fill: var(--c2); } .dot.c3 { fill: var(--c3); }
 .area { fill-opacity: .16; stroke-width: 1.6; stroke-linejoin: round; }
 .area.c0 { fill: var(--c0); stroke: var(--c0); } .area.c1 { fill: var(--c1); stroke: var(--c1); }

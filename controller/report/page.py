@@ -4,9 +4,13 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
+import numpy as np
+
 from steersman.controller.report import charts
-from steersman.controller.report._style import CSS
-from steersman.controller.report.summary import EDGE_STEPS, RunSummary
+from steersman.controller.report.gantt import gantt
+from steersman.controller.report.html import chip, ending_legend, figure, legend, write_document
+from steersman.controller.report.load import Load, load_figures, load_of
+from steersman.controller.report.summary import EDGE_STEPS, RunSummary, StepSummary
 from steersman.estimators.errors import InvalidInputError
 
 DECISIONS_SHOWN = 10
@@ -28,15 +32,7 @@ def write_report(out: Path, runs: Sequence[RunSummary]) -> None:
             _facts(runs),
         )
     )
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>Steersman report</title><style>{CSS}</style></head>"
-        f"<body><main>{body}</main></body></html>\n"
-    )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    write_document(out, "Steersman report", body)
 
 
 def _head(runs: Sequence[RunSummary]) -> str:
@@ -46,18 +42,9 @@ def _head(runs: Sequence[RunSummary]) -> str:
     return (
         f'<header><p class="kicker">Steersman rollout report</p><h1>{names}</h1>'
         f"<p class=sub>{steps} steps each on {len(runs[0].replicas)} replicas. "
-        f"Started {escape(first.get('started', '?'))}.</p>{_legend(runs)}</header>"
+        f"Started {escape(first.get('started', '?'))}.</p>"
+        f"{legend([run.policy for run in runs])}</header>"
     )
-
-
-def _legend(runs: Sequence[RunSummary]) -> str:
-    items = "".join(
-        f'<li><svg viewBox="0 0 30 10" class="swatch"><path class="line c{i}" d="M1 5L29 5" '
-        f'stroke-dasharray="{charts.DASHES[i % len(charts.DASHES)]}"/></svg>'
-        f"{escape(run.policy)}</li>"
-        for i, run in enumerate(runs)
-    )
-    return f'<ul class="legend">{items}</ul>'
 
 
 ROWS: list[tuple[str, str, Callable[[RunSummary], Figure], str]] = [
@@ -101,10 +88,7 @@ COMPARED = 5
 
 
 def _headline(runs: Sequence[RunSummary]) -> str:
-    head = "".join(
-        f'<th scope="col"><i class="chip c{i}"></i>{escape(run.policy)}</th>'
-        for i, run in enumerate(runs)
-    )
+    head = "".join(f'<th scope="col">{chip(i, run.policy)}</th>' for i, run in enumerate(runs))
     rows = "".join(_row(number, runs) for number in range(len(ROWS)))
     return (
         '<section><h2>In numbers</h2><div class="scroll"><table class="figures"><thead><tr>'
@@ -160,39 +144,41 @@ def _caveats(runs: Sequence[RunSummary]) -> str:
 def _charts(runs: Sequence[RunSummary]) -> str:
     return (
         '<section><h2>Step by step</h2><div class="grid2">'
-        + _figure(
+        + figure(
             "Rollout time of each step",
             "The final drain is not drawn; it is in the table's total.",
             charts.step_times(runs),
         )
-        + _figure(
+        + figure(
             "Mean reward of each step",
             "Over the answers that the step delivered. Higher is better.",
             charts.rewards(runs),
         )
-        + _figure(
+        + figure(
             "Length of the answers",
             "All answers, late ones included. Diamonds mark the means.",
             charts.lengths(runs),
         )
-        + _occupancy(runs)
+        + _load(runs)
         + "</div></section>"
     )
 
 
-def _occupancy(runs: Sequence[RunSummary]) -> str:
-    step = charts.busiest_step(runs)
-    if step is None:
+def _load(runs: Sequence[RunSummary]) -> str:
+    number = charts.busiest_step(runs)
+    if number is None:
         return ""
-    return _figure(
-        f"Sequences running during step {step}",
-        "On the whole fleet. A long thin tail is what holds a step.",
-        charts.occupancy(runs, step),
-    )
+    steps = [run.find(number) for run in runs]
+    loads = [_live_load(run, step) if step else None for run, step in zip(runs, steps, strict=True)]
+    slots = ", ".join(dict.fromkeys(f"{sum(run.slots.values()):,}" for run in runs))
+    return load_figures(loads, number, slots)
 
 
-def _figure(title: str, note: str, svg: str) -> str:
-    return f"<figure><figcaption><b>{title}</b><span>{note}</span></figcaption>{svg}</figure>"
+def _live_load(run: RunSummary, step: StepSummary) -> Load:
+    span_s = (step.started_s, step.started_s + step.seconds)
+    usage = {name: np.array(seen).reshape(-1, 2) for name, seen in run.kv_usage.items()}
+    kv_usage = {name: (seen[:, 0], seen[:, 1]) for name, seen in usage.items()}
+    return load_of(run.bars, run.slots, span_s, kv_usage)
 
 
 def _timelines(runs: Sequence[RunSummary]) -> str:
@@ -202,31 +188,24 @@ def _timelines(runs: Sequence[RunSummary]) -> str:
     moved = any(run.total("migrated") + run.total("deferred") for run in runs)
     chosen_by = "in which most was moved, not a typical one" if moved else "that took longest"
     why = f"The step shown is the one {chosen_by}."
-    used = {bar.ending for run in runs for bar in run.bars}
-    keys = "".join(
-        f'<li><i class="key {ending}"></i>{ending}</li>'
-        for ending in charts.ENDINGS
-        if ending in used
-    )
-    pictures = "".join(
-        f'<figure class="wide"><figcaption><b>{escape(run.policy)}</b>'
-        f"<span>{_step_text(run, step)}</span></figcaption>{svg}</figure>"
-        for run, svg in zip(
-            [run for run in runs if any(s.step == step for s in run.steps)],
-            charts.timeline(runs, step),
-            strict=True,
-        )
-    )
+    chosen = [(run, found) for run in runs if (found := run.find(step)) is not None]
+    axis_s = max(found.seconds for _, found in chosen) * 1.02
+    pictures = ""
+    for run, found in chosen:
+        span_s = (found.started_s, found.started_s + found.seconds)
+        title = f"Timeline of step {step}, {run.policy}"
+        drawn = gantt(run.bars, run.replicas, span_s, axis_s, title)
+        note = f"{_step_text(found)}. {drawn.left_out}".strip()
+        pictures += figure(run.policy, note, drawn.svg, wide=True)
     return (
         f"<section><h2>Who was busy in step {step}</h2><p>Each bar is one attempt on one replica, "
         f"coloured by how it ended; a diamond marks where it was moved away. {why} The time axes "
-        "are the same.</p>"
-        f'<ul class="legend">{keys}</ul>{pictures}</section>'
+        f"are the same.</p>{ending_legend({b.ending for r in runs for b in r.bars})}{pictures}"
+        "</section>"
     )
 
 
-def _step_text(run: RunSummary, number: int) -> str:
-    step = next(s for s in run.steps if s.step == number)
+def _step_text(step: StepSummary) -> str:
     return (
         f"{step.seconds:.2f} s, {step.tokens:,} tokens delivered, {step.migrated} migrated, "
         f"{step.deferred} deferred, {step.resumed} resumed"
@@ -236,7 +215,7 @@ def _step_text(run: RunSummary, number: int) -> str:
 def _decisions(runs: Sequence[RunSummary]) -> str:
     parts = []
     for i, run in enumerate(runs):
-        name = f'<h3><i class="chip c{i}"></i>{escape(run.policy)}</h3>'
+        name = f"<h3>{chip(i, run.policy)}</h3>"
         if not run.decisions:
             placed = f"It placed {run.placed} trajectories and never interrupted one."
             parts.append(f"{name}<p>{placed}</p>")

@@ -27,6 +27,7 @@ from steersman.controller.trace.records import (
     Outcome,
     PhaseChanged,
     Record,
+    ReplicaReport,
     Rewarded,
     RunStarted,
     StepEnded,
@@ -80,6 +81,7 @@ class _Reading:
         run, config = self.run, record.config
         run.policy = str(config.get("placement", {}).get("name", "?"))
         run.replicas = [info.name for info in record.replicas]
+        run.slots = {info.name: info.max_num_seqs for info in record.replicas}
         slots = ", ".join(sorted({str(info.max_num_seqs) for info in record.replicas}))
         started = datetime.fromtimestamp(record.started_unix_s, UTC)
         run.facts = {
@@ -95,6 +97,11 @@ class _Reading:
     @take.register
     def _(self, record: ControllerState) -> None:
         self.run.fail_open += record.state == "fail_open"
+
+    @take.register
+    def _(self, record: ReplicaReport) -> None:
+        seen = self.run.kv_usage.setdefault(record.replica, [])
+        seen.append((record.t_s, record.stats.kv_cache_usage))
 
     @take.register
     def _(self, record: WeightsPushed) -> None:

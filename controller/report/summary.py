@@ -56,6 +56,14 @@ class Bar:
     ending: str = "open"
     """finished, truncated, migrated, deferred, stopped, lost or open."""
 
+    def clipped(self, span_s: tuple[float, float]) -> tuple[float, float] | None:
+        """The part of it within `span_s`, seconds since that began; None: it is not in it."""
+        start_s, end_s = span_s
+        if self.start_s >= end_s or (self.start_s < start_s and self.end_s <= start_s):
+            return None
+        last_s = end_s if math.isnan(self.end_s) else min(self.end_s, end_s)
+        return max(self.start_s - start_s, 0.0), last_s - start_s
+
 
 @dataclass(frozen=True, slots=True)
 class DecisionSummary:
@@ -79,6 +87,10 @@ class RunSummary:
     facts: dict[str, str] = field(default_factory=dict)
     """Seed, replicas, machine and the like, for a person."""
     replicas: list[str] = field(default_factory=list)
+    slots: dict[str, int] = field(default_factory=dict)
+    """Sequences that run at once at most, by replica."""
+    kv_usage: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """(seconds on the trace's clock, share of the KV cache in use) reported, by replica."""
     steps: list[StepSummary] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     decisions: list[DecisionSummary] = field(default_factory=list)
@@ -108,6 +120,10 @@ class RunSummary:
     def timed_steps(self) -> list[StepSummary]:
         """The steps that asked for something."""
         return [step for step in self.steps if not step.drains]
+
+    def find(self, number: int) -> StepSummary | None:
+        """The step of that number."""
+        return next((step for step in self.steps if step.step == number), None)
 
     @property
     def rollout_s(self) -> float:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 Point = tuple[float, float]
+DOTS = 120
+"""Points of a line that are drawn as dots."""
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -64,8 +66,8 @@ class Panel:
             - (y - self.y[0]) / span * (self.height - self.top - self.bottom)
         )
 
-    def line(self, points: Sequence[Point], css: str, tips: Sequence[str], dash: str = "") -> None:
-        """A line with a dot and a tooltip at each point; a gap where y is NaN."""
+    def curve(self, points: Sequence[Point], css: str, dash: str = "") -> None:
+        """A line; a gap where y is NaN."""
         pen, path = "M", []
         for x, y in points:
             if math.isnan(y):
@@ -75,6 +77,12 @@ class Panel:
             pen = "L"
         style = f' stroke-dasharray="{dash}"' if dash else ""
         self._parts.append(f'<path class="line {css}" d="{"".join(path)}"{style}/>')
+
+    def line(self, points: Sequence[Point], css: str, tips: Sequence[str], dash: str = "") -> None:
+        """A curve with a dot and a tooltip at each point, as long as dots can be told apart."""
+        self.curve(points, css, dash)
+        if len(points) > DOTS:
+            return
         for (x, y), tip in zip(points, tips, strict=True):
             if not math.isnan(y):
                 at = f'cx="{self.px(x):.1f}" cy="{self.py(y):.1f}"'

@@ -99,13 +99,15 @@ async def reinforce(
     settings: RunSettings,
     trace_path: Path,
     progress: Progress,
+    config_file: Path | None = None,
 ) -> RunReport:
     """Improve the model in `start` under `policy`; the fleet first gets those very weights.
 
-    `first_version` must be above any version the fleet has seen.
+    `first_version` must be above any version the fleet has seen.  `config_file` is what the
+    overrides lie over.
     """
     config = load_config(
-        None, [*overrides, f"placement.name={policy}", f"seed={settings.seed}"], environ={}
+        config_file, [*overrides, f"placement.name={policy}", f"seed={settings.seed}"], environ={}
     )
     trainer = GrpoTrainer(load_hf(start), seed=settings.seed)
     session = RolloutSession(

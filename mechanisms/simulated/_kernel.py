@@ -40,8 +40,7 @@ _compiled = numba.njit(cache=True, nogil=True, forceinline=True)
 @_compiled
 def decode_seconds(rep, tokens):  # type: ignore[no-untyped-def]
     """Seconds to write `tokens` of each running sequence, from the state on."""
-    batch = rep.running
-    base = rep.fixed_s + rep.sequence_s * rep.cost_factor * batch
+    batch, base = rep.running, rep.base_s
     below = min(tokens, max((rep.knee_tokens - rep.kv) / batch, 0.0))
     seconds = below * (base + rep.token_s * (rep.kv + 0.5 * batch * below))
     if tokens > below:
@@ -55,8 +54,7 @@ def decode_seconds(rep, tokens):  # type: ignore[no-untyped-def]
 @_compiled
 def decoded_tokens(rep, seconds):  # type: ignore[no-untyped-def]
     """Tokens written of each running sequence in `seconds`: the inverse."""
-    batch = rep.running
-    base = rep.fixed_s + rep.sequence_s * rep.cost_factor * batch
+    batch, base = rep.running, rep.base_s
     amount = seconds * rep.tokens_per_iteration
     below = max((rep.knee_tokens - rep.kv) / batch, 0.0)
     kv, slope, start, done = rep.kv, rep.token_s, base + rep.token_s * rep.kv, 0.0
@@ -184,9 +182,28 @@ def _fresh(rep, stamp):  # type: ignore[no-untyped-def]
 
 
 @_compiled
+def _batch_s(s, r, batch):  # type: ignore[no-untyped-def]
+    """Seconds of an iteration of `batch` >= 1 sequences, their contexts not counted."""
+    rep = s.replicas[r]
+    if rep.tabled == 1:
+        return rep.fixed_s + rep.cost_factor * s.batch_s[r, batch - 1]
+    return rep.fixed_s + rep.sequence_s * rep.cost_factor * batch
+
+
+@_compiled
+def _prefill_step_s(s, r):  # type: ignore[no-untyped-def]
+    """What an iteration takes longer because it prefills: less, the more the batch takes anyway."""
+    rep = s.replicas[r]
+    if rep.prefill_step_s == 0.0:
+        return 0.0
+    batch_part = _batch_s(s, r, max(rep.running, 1)) - _batch_s(s, r, 1)
+    return max(rep.prefill_step_s - batch_part, 0.0)
+
+
+@_compiled
 def _admit(s, r):  # type: ignore[no-untyped-def]
     """Take from the queue, in order, what fits; its prefill becomes the replica's debt."""
-    rep = s.replicas[r]
+    rep, step_s = s.replicas[r], _prefill_step_s(s, r)
     while rep.alive == 1 and rep.paused == 0 and rep.running < rep.max_num_seqs:
         row = s.queues[r, QUEUED].head
         if row == NONE:
@@ -203,6 +220,9 @@ def _admit(s, r):  # type: ignore[no-untyped-def]
             tokens = context - t.prompt_tokens
         else:
             stall = t.encode_s / rep.speed
+        if tokens > 0.0:
+            stall += step_s
+            step_s = 0.0  # whoever joins now shares it
         t.kept_on = NONE
         rep.written += tokens
         prefix.stamp = rep.written
@@ -297,6 +317,7 @@ def refresh(s, r):  # type: ignore[no-untyped-def]
     _admit(s, r)
     rep, due, kind = s.replicas[r], math.inf, _NOTHING
     if rep.alive == 1 and rep.paused == 0 and rep.running > 0:
+        rep.base_s = _batch_s(s, r, rep.running)
         tokens, kind = s.heap[r, 0].v - rep.v, _FINISH
         if rep.running > 1:
             room = max(rep.capacity - rep.kv, 0.0) / rep.running
@@ -378,10 +399,12 @@ def _first(next_s, count):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def submit(s, trajectories, replicas, rows, targets, at_s, now_s):  # type: ignore[no-untyped-def]
+def submit(  # type: ignore[no-untyped-def]
+    s, trajectories, replicas, prefixes, rows, targets, at_s, now_s
+):
     """Append to the targets' queues; all or, if one cannot be submitted, none.
 
-    Returns the position of the first that cannot, or the number of rows.
+    Returns the position of the first that cannot, or the number of rows, and the `prefixes` in use.
     """
     for k in range(len(rows)):
         row, r = rows[k], targets[k]
@@ -389,37 +412,36 @@ def submit(s, trajectories, replicas, rows, targets, at_s, now_s):  # type: igno
         if not good or s.trajectories[row].status != IDLE:
             for undone in range(k):
                 s.trajectories[rows[undone]].status = IDLE
-            return k
+            return k, prefixes
         s.trajectories[row].status = WAITING
     for k in range(len(rows)):
         row, r = rows[k], targets[k]
         sync(s.replicas, s.heap, r, now_s)
         t = s.trajectories[row]
         t.replica, t.ready_s = r, max(t.ready_s, at_s)
-        t.prefix = _prefix(s, t.group, r)
+        t.prefix = _prefix(s, t.group, r, prefixes)
+        prefixes = max(prefixes, t.prefix + 1)
         if t.ready_s > now_s:
             _expect(s, r, row)
         else:
             _enqueue(s, r, QUEUED, s.queues[r, QUEUED].tail, row)
     for k in range(len(rows)):
         refresh(s, targets[k])
-    return len(rows)
+    return len(rows), prefixes
 
 
 @_compiled
-def _prefix(s, group, r):  # type: ignore[no-untyped-def]
-    """Row of the group's prompt on the replica; a new one where it has not been."""
+def _prefix(s, group, r, unused):  # type: ignore[no-untyped-def]
+    """Row of the group's prompt on the replica; `unused`, now its, where it has not been."""
     p = s.group_prefix[group]
     while p != NONE:
         if s.prefixes[p].replica == r:
             return p
         p = s.prefixes[p].next
-    p = s.used[0]
-    s.used[0] += 1
-    new = s.prefixes[p]
+    new = s.prefixes[unused]
     new.stamp, new.users, new.replica, new.next = -math.inf, 0, r, s.group_prefix[group]
-    s.group_prefix[group] = p
-    return p
+    s.group_prefix[group] = unused
+    return unused
 
 
 @_compiled

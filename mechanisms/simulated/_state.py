@@ -47,6 +47,7 @@ REPLICA = np.dtype(
         ("knee_token_s", "f8"),
         ("knee_tokens", "f8"),
         ("prefill_token_s", "f8"),
+        ("prefill_step_s", "f8"),
         ("speed", "f8"),
         ("tokens_per_iteration", "f8"),
         ("cost_factor", "f8"),
@@ -55,6 +56,7 @@ REPLICA = np.dtype(
         ("prefix_cache", "f8"),
         ("max_num_seqs", "i8"),
         ("keeps_kv", "i8"),
+        ("tabled", "i8"),  # whether its row of `State.batch_s` counts, not `sequence_s`
         # where it stands
         ("now_s", "f8"),  # the figures below are of this time
         ("v", "f8"),  # virtual time: tokens served to each sequence that ran all along
@@ -65,6 +67,7 @@ REPLICA = np.dtype(
         ("forgotten", "f8"),  # `written` when the prefix cache was last emptied
         ("running", "i8"),
         ("admissions", "i8"),
+        ("base_s", "f8"),  # seconds of an iteration of these `running` without context
         ("alive", "i8"),
         ("paused", "i8"),
         ("next_kind", "i8"),
@@ -97,7 +100,10 @@ EVENT = np.dtype([("time_s", "f8"), ("kind", "i8"), ("row", "i8"), ("replica", "
 
 
 class State(NamedTuple):
-    """n trajectories, m turns, r replicas of at most s slots, g groups, p prompts on replicas."""
+    """n trajectories, m turns, r replicas of at most s slots, g groups, p prompts on replicas.
+
+    Numba counts references to every array here, used or not: one more made the core 5 % slower.
+    """
 
     trajectories: Records
     """(n,)"""
@@ -109,14 +115,15 @@ class State(NamedTuple):
     """(r,) when each replica's next event is due; inf: nothing is."""
     heap: Records
     """(r, s) the running ones, smallest (finish in virtual time, row) first."""
+    batch_s: NDArray[np.float64]
+    """(r, w) what batches of 1, 2, ... add to `fixed_s`, of tabled replicas, at their speed; w is 0
+    where there are none."""
     queues: Records
     """(r, 2) the waiting ones by arrival, and those that are away by (ready_s, row)."""
     prefixes: Records
     """(p,)"""
     group_prefix: NDArray[np.int64]
     """(g,) first of the group's prompts on replicas."""
-    used: NDArray[np.int64]
-    """(1,) rows of `prefixes` in use."""
 
 
 def empty_state() -> State:
@@ -127,10 +134,10 @@ def empty_state() -> State:
         np.zeros(0, REPLICA),
         np.zeros(0),
         np.zeros((0, 1), FINISH),
+        np.zeros((0, 0)),
         np.zeros((0, 2), QUEUE),
         np.zeros(0, PREFIX),
         np.zeros(0, np.int64),
-        np.zeros(1, np.int64),
     )
 
 
@@ -143,12 +150,21 @@ def grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
     return bigger
 
 
+def widened(array: NDArray[Any], columns: int) -> NDArray[Any]:
+    """The (r, w) array with room for at least `columns`."""
+    if columns <= array.shape[1]:
+        return array
+    wider = np.zeros((len(array), columns), dtype=array.dtype)
+    wider[:, : array.shape[1]] = array
+    return wider
+
+
 def trajectory_records(given: Trajectories, first_turn: int) -> Records:
     """(n,) records of trajectories that are not submitted."""
     rows = np.zeros(len(given), TRAJECTORY)
     ends = first_turn + np.cumsum(given.turns)
     rows["prompt_tokens"] = rows["given_tokens"] = given.prompt_tokens
-    rows["encode_s"] = given.encode_s
+    rows["encode_s"], rows["generated"] = given.encode_s, given.generated
     rows["turn"], rows["last_turn"] = ends - given.turns, ends - 1
     rows["goal"] = given.turn_tokens[rows["turn"] - first_turn]
     rows["ready_s"] = -np.inf
@@ -169,11 +185,18 @@ def turn_records(given: Trajectories) -> Records:
 def replica_record(spec: ReplicaSpec, now_s: float) -> Records:
     """(1,) record of a replica that joins now."""
     row = np.zeros(1, REPLICA)
-    for name in ("fixed_s", "sequence_s", "token_s", "knee_token_s", "prefill_token_s"):
+    seconds = ("fixed_s", "sequence_s", "token_s", "knee_token_s")
+    for name in (*seconds, "prefill_token_s", "prefill_step_s"):
         row[name] = getattr(spec, name) / spec.speed
     for name in ("speed", "knee_tokens", "tokens_per_iteration", "cost_factor", "max_num_seqs"):
         row[name] = getattr(spec, name)
     row["capacity"], row["admit_below"] = spec.kv_capacity_tokens, spec.admit_below_tokens
     row["prefix_cache"], row["keeps_kv"] = spec.prefix_cache_tokens, spec.keeps_kv_between_turns
     row["now_s"], row["forgotten"], row["alive"] = now_s, -1.0, 1
+    row["tabled"] = len(spec.batch_s) > 0
     return row
+
+
+def batch_record(spec: ReplicaSpec) -> NDArray[np.float64]:
+    """(max_num_seqs,) the replica's part of `State.batch_s`; (0,) where it has no table."""
+    return (np.array(spec.batch_s, dtype=np.float64) - spec.fixed_s) / spec.speed

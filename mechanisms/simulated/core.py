@@ -12,13 +12,22 @@ with a prefix cache, turns with tool waits, mixed hardware, speculation, weight 
 and looking (any number of `advance` calls in place of one, `state`, `generated_tokens`) changes
 nothing.  Every call acts at `now_s`; a copy (`copy.deepcopy`) goes its own way.
 
+A core is for one thread at a time, whichever that is.  The compiled parts run without the
+interpreter's lock, so a copy that is advanced in a worker thread does not hold up an event loop.
+
 Simplified, where a real engine differs:
 - Tokens are a fluid: a trajectory that is aborted may have written a part of a token.
 - A prefill stalls its replica for its whole cost, while a chunked prefill shares iterations with
   decoding; the sum is the same.  It is not refunded when its trajectory is aborted, unless the
   batch is then empty.  The token that a prefill writes besides is not counted.
+- All admitted at one moment count as one iteration of prefill (`prefill_step_s`), however many
+  tokens they are, and what makes a batch's iteration longer than one sequence's, the host's part
+  included, counts as paid of it.
 - The prefix cache knows whole prompts of groups on one clock, not blocks; only a preempted or
   aborted trajectory's own prompt counts as well, and none of what it wrote.
+- A context kept between turns is evictable cache: it is not held against the KV capacity, and only
+  `prefix_cache_tokens` bounds it.  A group's prompt is held against it once per running sibling,
+  though an engine stores its blocks once.
 - A trajectory that alone exceeds the KV capacity runs alone to its end; an engine would refuse it.
 """
 
@@ -34,11 +43,13 @@ from steersman.mechanisms.simulated._state import (
     EVENT,
     NONE,
     Records,
+    batch_record,
     empty_state,
     grown,
     replica_record,
     trajectory_records,
     turn_records,
+    widened,
 )
 from steersman.mechanisms.simulated.spec import (
     EventKind,
@@ -59,7 +70,7 @@ class SimulatedCore:
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s
         self._state = empty_state()
-        self._trajectories = self._turns = self._replicas = self._groups = 0
+        self._trajectories = self._turns = self._replicas = self._groups = self._prefixes = 0
         self._log = np.zeros(_LOG_ROWS, EVENT)
         self._unreported: list[Records] = []
         """What calls other than `advance` caused."""
@@ -95,17 +106,14 @@ class SimulatedCore:
     def add_replica(self, spec: ReplicaSpec) -> int:
         """A replica joins now; returns its row, which counts up from 0."""
         s, r = self._state, self._replicas
-        heap = grown(s.heap, r + 1)
-        if spec.max_num_seqs > heap.shape[1]:
-            wider = np.zeros((len(heap), spec.max_num_seqs), heap.dtype)
-            wider[:, : heap.shape[1]] = heap
-            heap = wider
         self._state = s = s._replace(
             replicas=grown(s.replicas, r + 1),
             next_s=grown(s.next_s, r + 1),
             queues=grown(s.queues, r + 1),
-            heap=heap,
+            heap=widened(grown(s.heap, r + 1), spec.max_num_seqs),
+            batch_s=widened(grown(s.batch_s, r + 1), len(spec.batch_s)),
         )
+        s.batch_s[r, : len(spec.batch_s)] = batch_record(spec)
         s.replicas[r : r + 1] = replica_record(spec, self._now_s)
         s.queues["head"][r] = s.queues["tail"][r] = NONE
         s.next_s[r] = math.inf
@@ -123,10 +131,9 @@ class SimulatedCore:
         good = {"one replica for each": who.shape == where.shape, "at_s": at_s < math.inf}
         check(good, "submit")
         s = self._state
-        prefixes = grown(s.prefixes, int(s.used[0]) + len(who))
-        self._state = s = s._replace(prefixes=prefixes)
-        known = self._trajectories, self._replicas
-        sent = _kernel.submit(s, *known, who, where, at_s, self._now_s)
+        self._state = s = s._replace(prefixes=grown(s.prefixes, self._prefixes + len(who)))
+        known = self._trajectories, self._replicas, self._prefixes
+        sent, self._prefixes = _kernel.submit(s, *known, who, where, at_s, self._now_s)
         if sent < len(who):
             check({f"trajectory {who[sent]} on replica {where[sent]}": False}, "submit")
 
@@ -226,7 +233,7 @@ class SimulatedCore:
             running=now["running"].copy(),
             waiting=count[:, _kernel.QUEUED].copy(),
             away=count[:, _kernel.COMING].copy(),
-            kv_tokens=now["kv"].copy(),
+            kv_tokens=np.clip(now["kv"], 0.0, now["capacity"]),
             preemptions=now["preemptions"].copy(),
             **{name: now[name].copy() for name in floats},
         )

@@ -9,8 +9,9 @@ for b running sequences whose contexts hold kv tokens, and p prompt tokens compu
 
 D(b) = fixed + sequence * b fits dense models.  A mixture of experts reads more experts the more
 sequences there are until it reads them all: its D is concave, and a line is off by 20 to 40 %.
-Such a profile carries D as a table, linear between its points and beyond the last; `fixed_s` and
-`sequence_s` then are the best line all the same, for planners that use T = M * Lmax + c * sum(L).
+Such a profile carries D as a table, linear between its points and beyond the last, which is what
+the simulator runs; `fixed_s` and `sequence_s` then are the best line all the same, for planners
+that use T = M * Lmax + c * sum(L).
 
 A file is one JSON object with the fields of `HardwareProfile`.  Those shipped were fitted to tables
 of measured kernels (`fit`), which know nothing of the host: their overhead comes from elsewhere,
@@ -120,15 +121,26 @@ class HardwareProfile:
         return np.asarray(answer) if isinstance(kv_tokens, np.ndarray) else float(answer)
 
     def replica_spec(self) -> ReplicaSpec:
-        """As the simulator's core takes it; of a tabulated D it gets the line."""
+        """As the simulator's core takes it.
+
+        What verifying drafts does not make longer is, of a tabulated D, its value at batch 0: the
+        line through batches 1 and 2.
+        """
+        batches = np.arange(1, self.max_num_seqs + 1, dtype=np.float64)
+        table = tuple(self.batch_s(batches).tolist()) if self.batch_points else ()
+        line = self.fixed_s + self.overhead_s, self.sequence_s + self.overhead_sequence_s
+        at_none = max(2 * self.batch_s(1.0) - self.batch_s(2.0), 0.0), 0.0
+        fixed_s, sequence_s = at_none if table else line
         return ReplicaSpec(
-            fixed_s=self.fixed_s + self.overhead_s,
-            sequence_s=self.sequence_s + self.overhead_sequence_s,
+            fixed_s=fixed_s,
+            sequence_s=sequence_s,
             token_s=self.token_s,
             knee_s=self.knee_s,
             prefill_token_s=self.prefill_token_s,
+            prefill_step_s=self.prefill_step_s,
             max_num_seqs=self.max_num_seqs,
             kv_capacity_tokens=self.kv_capacity_tokens or math.inf,
+            batch_s=table,
         )
 
     def prefill_s(self, prompt_tokens: float) -> float:

@@ -30,7 +30,9 @@ class ReferenceCore:
                 (float(columns[0][k]), float(columns[1][k]), float(columns[2][k])) for k in rows
             ]
             about = int(given.group[i]), float(given.prompt_tokens[i]), float(given.encode_s[i])
-            self.trajectories.append(Trajectory(first + i, *about, plan))
+            t = Trajectory(first + i, *about, plan)
+            t.generated = float(given.generated[i % len(given.generated)])
+            self.trajectories.append(t)
             turn += turns
         return list(range(first, len(self.trajectories)))
 

@@ -81,13 +81,24 @@ class Replica:
     preemptions: int = 0
     log: list[Event] = field(default_factory=list)
 
+    def batch_s(self, batch: int) -> float:
+        """Seconds of an iteration of so many sequences at an empty KV cache."""
+        s, cost = self.spec, self.speculation[1]
+        if s.batch_s:
+            return s.fixed_s / s.speed + cost * ((s.batch_s[batch - 1] - s.fixed_s) / s.speed)
+        return s.fixed_s / s.speed + s.sequence_s / s.speed * cost * batch
+
+    def prefill_step_s(self) -> float:
+        """What an iteration takes longer because it prefills."""
+        batch_part = self.batch_s(max(len(self.running), 1)) - self.batch_s(1)
+        return max(self.spec.prefill_step_s / self.spec.speed - batch_part, 0.0)
+
     def curve(self) -> tuple[float, float, float, float]:
         """Seconds per iteration at an empty KV cache, per token in it, per one above the knee, and
         the tokens below the knee that each running sequence can still write."""
         s, batch = self.spec, len(self.running)
-        base = s.fixed_s / s.speed + s.sequence_s / s.speed * self.speculation[1] * batch
         below = max((s.knee_tokens - self.kv) / batch, 0.0)
-        return base, s.token_s / s.speed, s.knee_token_s / s.speed, below
+        return self.batch_s(batch), s.token_s / s.speed, s.knee_token_s / s.speed, below
 
     def seconds(self, tokens: float) -> float:
         """Integral of tau over `tokens` of each running sequence."""
@@ -183,7 +194,7 @@ class Replica:
 
     def admit(self) -> None:
         """Fill the batch from the queue."""
-        spec = self.spec
+        spec, step_s = self.spec, self.prefill_step_s()
         while self.alive and not self.paused and self.waiting:
             t = self.waiting[0]
             context = t.given + t.generated
@@ -198,6 +209,8 @@ class Replica:
                 tokens = context - t.prompt_tokens
             else:
                 stall = t.encode_s / spec.speed
+            if tokens > 0:
+                stall, step_s = stall + step_s, 0.0
             t.kept_on = None
             self.written += tokens
             prompt.stamp, prompt.users = self.written, prompt.users + 1

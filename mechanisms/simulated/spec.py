@@ -2,15 +2,18 @@
 
 An iteration of a replica with b running sequences whose contexts hold kv tokens takes
 
-    tau(b, kv) = (fixed_s + sequence_s * cost_factor * b + token_s * kv
-                  + knee_s * max(kv / kv_capacity_tokens - KNEE, 0)) / speed
+    tau(b, kv) = (D(b) + token_s * kv + knee_s * max(kv / kv_capacity_tokens - KNEE, 0)) / speed
+    D(b) = fixed_s + cost_factor * sequence_s * b                the line, or, with a table,
+           fixed_s + cost_factor * (batch_s[b - 1] - fixed_s)
 
 and writes `tokens_per_iteration` tokens of each of them.  Same names as in `ThroughputForecast`.
+One that prefills p tokens takes longer by (prefill_token_s * p + the step) / speed, where the step
+is max(prefill_step_s - (D(b) - D(1)), 0): what the running batch has not paid of it anyway.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
 
@@ -58,12 +61,17 @@ class ReplicaSpec:
     """One engine on one piece of hardware."""
 
     fixed_s: float
-    """Seconds of an iteration that do not depend on the batch; above 0."""
+    """Seconds of an iteration that do not depend on the batch, and that `cost_factor` leaves alone;
+    above 0, or, with a table, from 0 to its first entry."""
     sequence_s: float = 0.0
+    """Seconds that one more running sequence adds; 0 with a table."""
     token_s: float = 0.0
     knee_s: float = 0.0
     """Seconds per unit of KV-cache usage above `KNEE`."""
     prefill_token_s: float = 0.0
+    prefill_step_s: float = 0.0
+    """Seconds more of an iteration that prefills anything, next to a batch of at most one; whoever
+    is admitted at one moment shares it.  A mixture of experts reads all its experts for it."""
     max_num_seqs: int = 256
     """Largest running batch."""
     kv_capacity_tokens: float = math.inf
@@ -76,16 +84,25 @@ class ReplicaSpec:
     tokens_per_iteration: float = 1.0
     """Mean tokens that an iteration writes of each sequence, >= 1; above 1 with speculation."""
     cost_factor: float = 1.0
-    """Of `sequence_s`: what verifying drafts adds."""
+    """Of what depends on the batch: what verifying drafts adds."""
+    batch_s: tuple[float, ...] = ()
+    """(max_num_seqs,) seconds of an iteration at batch 1, 2, ... without context, cost factor 1 and
+    speed 1, never decreasing; empty: `fixed_s` and `sequence_s` say it."""
 
     def __post_init__(self) -> None:
+        table = np.array(self.batch_s, dtype=np.float64)
+        least_s = table[0] if len(table) else self.fixed_s
         check(
             {
-                "fixed_s": 0 < self.fixed_s < math.inf,
+                "fixed_s": 0 <= self.fixed_s <= least_s < math.inf and least_s > 0,
+                "batch_s": _finite(table) and bool((np.diff(table) >= 0).all()),
+                "one batch_s for each of max_num_seqs": len(table) in (0, self.max_num_seqs),
                 "sequence_s": 0 <= self.sequence_s < math.inf,
+                "sequence_s beside batch_s": not (self.sequence_s and self.batch_s),
                 "token_s": 0 <= self.token_s < math.inf,
                 "knee_s": 0 <= self.knee_s < math.inf,
                 "prefill_token_s": 0 <= self.prefill_token_s < math.inf,
+                "prefill_step_s": 0 <= self.prefill_step_s < math.inf,
                 "max_num_seqs": self.max_num_seqs >= 1,
                 "kv_capacity_tokens": self.kv_capacity_tokens > 0,
                 "prefix_cache_tokens": self.prefix_cache_tokens >= 0,
@@ -125,11 +142,15 @@ class Trajectories:
     turns: Ints
     """(n,) turns of each, >= 1; the arrays below are one trajectory's turns after another's."""
     turn_tokens: Floats
-    """(m,) tokens that the turn writes, above 0."""
+    """(m,) tokens that the turn writes, above 0; in a first turn, `generated` of them before."""
     wait_s: Floats
     """(m,) seconds after the turn, outside of the batch (a tool runs); unused after the last."""
     extra_tokens: Floats
     """(m,) tokens that the wait appends to the context (the tool's answer); unused likewise."""
+    generated: Floats = field(default_factory=lambda: np.zeros(1))
+    """(n,), or (1,) of all: tokens of the first turn that are written already, fewer than it has.
+    No replica has them cached: the first admission prefills them, as after a migration.  Of what is
+    beyond its first turn, give the turns that remain, the tokens of earlier ones with the first."""
 
     def __post_init__(self) -> None:
         n, m = len(self.group), int(np.sum(self.turns))
@@ -146,9 +167,12 @@ class Trajectories:
                 "turn_tokens": _finite(self.turn_tokens) and bool((self.turn_tokens > 0).all()),
                 "wait_s": _finite(self.wait_s),
                 "extra_tokens": _finite(self.extra_tokens),
+                "generated": _finite(self.generated) and self.generated.shape in ((n,), (1,)),
             },
             "trajectories",
         )
+        first_turn = self.turn_tokens[np.cumsum(self.turns) - self.turns]
+        check({"generated": bool((self.generated < first_turn).all())}, "trajectories")
 
     def __len__(self) -> int:
         return len(self.group)
@@ -160,6 +184,7 @@ class Trajectories:
         group: ArrayLike | None = None,
         prompt_tokens: ArrayLike = 0.0,
         encode_s: ArrayLike = 0.0,
+        generated: ArrayLike = 0.0,
     ) -> Self:
         """(n,) `tokens` to write each; without `group`, every trajectory is one of its own."""
         written = np.asarray(tokens, dtype=np.float64)
@@ -172,6 +197,7 @@ class Trajectories:
             turn_tokens=written,
             wait_s=nothing,
             extra_tokens=nothing,
+            generated=np.broadcast_to(np.asarray(generated, dtype=np.float64), n),
         )
 
 
@@ -186,7 +212,9 @@ class ReplicaState:
     away: Ints
     """On their way to it, or waiting for a tool between two turns."""
     kv_tokens: Floats
-    """Tokens that the running contexts hold."""
+    """Tokens that the running contexts hold, at most the capacity: a sequence that alone exceeds it
+    fills it.  What is kept for later (prompts, contexts between turns) can be evicted and is not
+    counted; a prompt that several run with is counted once for each."""
     iterations: Floats
     """Since the replica joined, as the next ones; iterations that only prefill are not counted."""
     busy_s: Floats

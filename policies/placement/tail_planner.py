@@ -26,15 +26,16 @@ trajectory corrected, as newer weights write its rest.
 """
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Ints, Objective, Observation
-from steersman.policies.contract import PlacementPolicy
+from steersman.policies.contract import PlacementPolicy, Range
 from steersman.policies.decision import Action, Decision
 from steersman.policies.placement._deferral import best_deferral
 from steersman.policies.placement._load import Load
@@ -65,6 +66,22 @@ class TailPlanner:
     """Deferral must raise the step's groups per second by this share; large: never."""
     max_deferrals: int = 1
     """Times one trajectory may be put off; the lag bound may allow less."""
+
+    TUNABLE: ClassVar[Mapping[str, Range]] = {
+        # beyond a few per replica the queues in the engines bind as early as placing at once does
+        "backlog": Range(0, 8, integer=True),
+        "max_moves": Range(0, 8, integer=True),
+        # forecasts of a replica's end are not good to less than a twentieth
+        "imbalance": Range(0.05, 0.95),
+        # the guard's rest of 2 s holds anyway; a few minutes are a whole step
+        "cooldown_s": Range(2.0, 200.0, log=True),
+        # only downwards: replay sees the seconds that putting off saves, not what stale samples
+        # cost the trainer
+        "defer_share": Range(0.0, 0.1),
+        "defer_margin": Range(0.01, 0.5, log=True),
+    }
+    """Not `max_deferrals`: how stale samples may be is not for a search.  Not `handover_s`: it
+    belongs to the fleet, and a search would learn the simulator's."""
 
     _step: int = field(default=-1, init=False)
     _step_start_s: float = field(default=0.0, init=False)

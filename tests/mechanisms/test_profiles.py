@@ -1,6 +1,7 @@
 """Hardware profiles: what is shipped, what a file may hold, and what a fit recovers."""
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from steersman.estimators.errors import InvalidInputError, UnknownNameError
 from steersman.mechanisms.simulated.batch_run import batch_run_s, lengths_from_summary
+from steersman.mechanisms.simulated.core import SimulatedCore
 from steersman.mechanisms.simulated.fit import (
     DecodeRows,
     PrefillRows,
@@ -23,6 +25,7 @@ from steersman.mechanisms.simulated.profile import (
     profile_names,
     save_profile,
 )
+from steersman.mechanisms.simulated.spec import Trajectories
 
 DENSE = HardwareProfile(
     name="dense",
@@ -147,6 +150,31 @@ def test_the_core_gets_the_overhead_in_its_line() -> None:
     spec = profile.replica_spec()
     assert spec.fixed_s + 3 * spec.sequence_s == pytest.approx(profile.batch_s(3.0))
     assert spec.kv_capacity_tokens == np.inf
+
+
+@pytest.mark.parametrize("profile", [MIXTURE, load_profile("qwen3-30b-a3b-h100-tp2")])
+def test_the_core_runs_a_table_as_it_was_fitted(profile: HardwareProfile) -> None:
+    profile = replace(profile, overhead_s=1e-3, overhead_sequence_s=5e-6, prefill_token_s=0.0)
+    for batch in (1, 5, 64, 200):
+        core = SimulatedCore()
+        replica = core.add_replica(profile.replica_spec())
+        rows = core.add(Trajectories.of_one_turn(np.full(batch, 100.0)))
+        core.submit(rows, np.full(batch, replica))
+        core.advance(math.inf)
+        kv = batch * np.arange(100) + batch / 2  # in the middle of each token
+        expected = profile.iteration_s(np.full(100, float(batch)), kv).sum()
+        assert core.now_s == pytest.approx(expected, rel=1e-9)
+        assert profile.replica_spec().sequence_s == 0
+
+
+def test_the_core_pays_a_profiles_prefill_step() -> None:
+    profile = replace(MIXTURE, prefill_step_s=2e-3)
+    core = SimulatedCore()
+    rows = core.add(Trajectories.of_one_turn([1.0], prompt_tokens=100.0))
+    core.submit(rows, [core.add_replica(profile.replica_spec())])
+    core.advance(math.inf)
+    expected = profile.prefill_s(100.0) + profile.iteration_s(1.0, 100.5)
+    assert core.now_s == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_fit_recovers_the_line_it_was_given() -> None:

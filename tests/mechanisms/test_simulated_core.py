@@ -5,12 +5,15 @@
 
 import copy
 import math
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from steersman.estimators.errors import InvalidInputError
+from steersman.mechanisms.simulated import _kernel
 from steersman.mechanisms.simulated.core import SimulatedCore
 from steersman.mechanisms.simulated.spec import (
     EventKind,
@@ -83,6 +86,67 @@ def test_an_iteration_grows_with_the_context_and_pays_the_knee() -> None:
     core = fleet(spec)
     start(core, [2400.0] * 4)  # up to 9,600 tokens: beyond the knee
     assert ends(core.advance(math.inf))[3] == pytest.approx(part(4, 0, 2400), rel=1e-7)
+
+
+def tabled(spec: ReplicaSpec, *batch_s: float) -> ReplicaSpec:
+    """With a table in place of the line."""
+    return replace(spec, sequence_s=0.0, max_num_seqs=len(batch_s), batch_s=batch_s)
+
+
+def test_a_tabulated_batch_takes_what_its_table_says() -> None:
+    core = fleet(tabled(PLAIN, 3 * EACH + FIXED, 8 * EACH + FIXED, 9 * EACH + FIXED))
+    start(core, [10.0, 20.0, 30.0, 40.0])  # the fourth joins when the first has left
+    done = ends(core.advance(math.inf))
+    first = 20 * (FIXED + 9 * EACH)
+    assert done == {
+        0: first / 2,
+        1: first,
+        2: first + 10 * (FIXED + 8 * EACH),
+        3: first + 10 * (FIXED + 8 * EACH) + 20 * (FIXED + 3 * EACH),
+    }
+
+
+def test_a_table_of_the_line_gives_the_lines_bytes() -> None:
+    line = replace(PLAIN, max_num_seqs=5, token_s=2.0**-20, kv_capacity_tokens=2048.0, speed=2.0)
+    table = tabled(line, *(FIXED + EACH * b for b in range(1, 6)))
+
+    def run(spec: ReplicaSpec) -> Events:
+        core = fleet(PLAIN, spec)
+        start(core, (16.0 * np.random.default_rng(0).integers(1, 60, 40)).tolist(), 1)
+        early = core.advance(1.0)
+        core.set_speculation(1, 2.0, 1.5)
+        late = core.advance(math.inf)
+        return Events(*(np.concatenate([getattr(p, n) for p in (early, late)]) for n in vars(late)))
+
+    one, other = run(line), run(table)
+    assert (one.kind == EventKind.PREEMPTED).any()
+    assert all(getattr(one, n).tobytes() == getattr(other, n).tobytes() for n in vars(one))
+
+
+def test_verifying_drafts_costs_of_a_table_what_is_above_its_fixed_part() -> None:
+    core = fleet(tabled(PLAIN, FIXED + 4 * EACH, FIXED + 6 * EACH))
+    core.set_speculation(0, 4.0, 2.0)
+    start(core, [64.0, 64.0])
+    core.advance(math.inf)
+    assert core.now_s == 16 * (FIXED + 2 * 6 * EACH)
+
+
+def test_a_prefill_step_is_paid_once_a_moment_and_less_beside_a_batch() -> None:
+    above = (4, 6, 7, 7)  # of the fixed part, by batch
+    spec = replace(tabled(PLAIN, *(FIXED + EACH * b for b in above)), prefill_step_s=5 * EACH)
+    for running, step in ((0, 5), (1, 5), (2, 3), (3, 2)):
+        core = fleet(spec)
+        start(core, [64.0] * running)  # no context: nothing to prefill
+        core.advance(FIXED)
+        start(core, [1.0], prompt_tokens=8.0, group=[9])
+        assert core.next_event_s == 2 * FIXED + (step + above[running]) * EACH
+    core = fleet(spec)
+    start(core, [1.0, 1.0, 1.0], prompt_tokens=8.0)
+    core.advance(math.inf)
+    assert core.now_s == FIXED + (5 + 7) * EACH
+    start(core, [1.0], prompt_tokens=8.0, group=[0])  # its prompt is cached
+    core.advance(math.inf)
+    assert core.now_s == 2 * FIXED + (5 + 7 + 4) * EACH
 
 
 def test_figures_of_a_moment_lie_on_the_way_to_the_end() -> None:
@@ -218,6 +282,90 @@ def test_a_migrated_trajectory_takes_its_tokens_along_and_prefills_them() -> Non
     assert core.state().sequences_run.tolist() == [60, 40]
 
 
+def test_tokens_written_before_are_prefilled_counted_and_not_written_again() -> None:
+    spec = replace(PLAIN, prefill_token_s=PREFILL, kv_capacity_tokens=1024.0)
+    core = fleet(spec)
+    rows = core.add(Trajectories.of_one_turn([100.0, 80.0], [0, 0], 32.0, generated=[60.0, 0.0]))
+    assert core.generated_tokens(rows).tolist() == [60, 0]
+    core.submit(rows, [0, 0])
+    assert core.state().kv_tokens[0] == 32 + 60 + 32
+    done = ends(core.advance(math.inf))
+    both_s = (32 + 60) * PREFILL + 40 * (FIXED + 2 * EACH)
+    assert done == {0: both_s, 1: both_s + 40 * (FIXED + EACH)}
+    assert core.generated_tokens(rows).tolist() == [100, 80]
+    assert core.state().sequences_run[0] == 40 + 80
+
+
+def test_a_resumed_partial_goes_on_as_a_migrated_trajectory_does() -> None:
+    spec = replace(PLAIN, prefill_token_s=PREFILL, token_s=2.0**-20)
+    core = fleet(spec, spec)
+    row = start(core, [100.0], prompt_tokens=32.0)
+    core.advance(1.0)
+    written = core.abort(row)
+    core.submit(row, [1])
+    moved = core.advance(math.inf).time_s[-1] - 1.0
+    core = fleet(spec)
+    start(core, [100.0], prompt_tokens=32.0, generated=written[0])
+    assert core.advance(math.inf).time_s[-1] == pytest.approx(moved, rel=1e-14)
+
+
+def test_the_kv_cache_is_never_more_than_full() -> None:
+    core = fleet(replace(PLAIN, kv_capacity_tokens=100.0))
+    start(core, [500.0], prompt_tokens=10.0)
+    core.advance(0.5 * core.next_event_s)
+    assert core.state().kv_tokens.tolist() == [100]
+
+
+def test_a_context_kept_between_turns_takes_no_capacity() -> None:
+    core = fleet(replace(PLAIN, kv_capacity_tokens=1000.0, keeps_kv_between_turns=True))
+    nothing = np.zeros(1)
+    given = Trajectories(
+        group=np.array([0]),
+        prompt_tokens=np.array([900.0]),
+        encode_s=nothing,
+        turns=np.array([2]),
+        turn_tokens=np.array([50.0, 10.0]),
+        wait_s=np.array([100.0, 0.0]),
+        extra_tokens=np.array([8.0, 0.0]),
+    )
+    core.submit(core.add(given), [0])
+    core.advance(math.inf, stop_on=[EventKind.TURN_ENDED])
+    assert core.state().kv_tokens.tolist() == [0]
+    start(core, [10.0], prompt_tokens=900.0, group=[1])
+    assert core.state().running.tolist() == [1]
+    core.advance(math.inf)
+    assert core.state().preemptions.tolist() == [0]
+    assert core.state().prefill_tokens.tolist() == [900 + 900 + 8]
+
+
+def test_a_core_that_advances_in_a_thread_lets_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("steersman.mechanisms.simulated.core._LOG_ROWS", 500_000)
+    core = fleet(*[replace(PLAIN, max_num_seqs=64)] * 50)
+    lengths = np.random.default_rng(0).integers(1, 2000, 400_000).astype(float)
+    rows = core.add(Trajectories.of_one_turn(lengths))
+    core.submit(rows, rows % 50)
+    core.advance(1.0)  # compiled
+    compiled, inside = _kernel.advance, threading.Event()
+
+    def watched(*args: object) -> object:
+        inside.set()
+        answer = compiled(*args)
+        inside.clear()
+        return answer
+
+    monkeypatch.setattr(_kernel, "advance", watched)
+    thread = threading.Thread(target=core.advance, args=(math.inf,))
+    thread.start()
+    looks = 0
+    while thread.is_alive():
+        looks += inside.is_set()
+        time.sleep(0.001)
+    assert looks > 20, "the one long call locked the interpreter"
+    assert core.inflight().sum() == 0
+
+
 def test_turns_wait_outside_of_the_batch() -> None:
     given = Trajectories(
         group=np.array([0]),
@@ -333,6 +481,12 @@ def test_more_events_than_the_log_holds_are_all_reported() -> None:
         (lambda core: core.advance(-1.0), "until_s"),
         (lambda core: core.set_speculation(0, 0.5, 1.0), "tokens_per_iteration"),
         (lambda core: ReplicaSpec(fixed_s=0.0), "fixed_s"),
+        (lambda core: tabled(PLAIN, 2.0, 1.0), "batch_s"),
+        (lambda core: tabled(PLAIN, FIXED / 2), "fixed_s"),
+        (lambda core: tabled(replace(PLAIN, fixed_s=0.0), 0.0, 1.0), "fixed_s"),
+        (lambda core: replace(PLAIN, batch_s=(1.0,) * 256), "sequence_s beside batch_s"),
+        (lambda core: ReplicaSpec(FIXED, batch_s=(1.0,)), "one batch_s for each"),
+        (lambda core: Trajectories.of_one_turn([9.0], generated=9.0), "generated"),
         (lambda core: Trajectories.of_one_turn([0.0]), "turn_tokens"),
     ],
 )

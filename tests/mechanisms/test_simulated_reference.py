@@ -14,6 +14,16 @@ WORLDS, PER_TEST = 1000, 100
 FIGURES = ("iterations", "busy_s", "sequences_run", "prefill_tokens", "preemptions")
 
 
+class UsageScript(Script):
+    """Looks at the compiled core's KV caches after every advance."""
+
+    def advance(self, until_s: float, stop_on: Sequence[EventKind]) -> None:
+        super().advance(until_s, stop_on)
+        held = self.core.state().kv_tokens.tolist()
+        for tokens, spec in zip(held, self.specs, strict=True):
+            assert 0 <= tokens <= spec.kv_capacity_tokens
+
+
 class WatchedScript(Script):
     """Looks at the reference's replicas after every advance."""
 
@@ -37,7 +47,8 @@ class WatchedScript(Script):
 def test_the_compiled_core_does_what_the_reference_does(first: int) -> None:
     seen: Counter[int] = Counter()
     for seed in range(first, first + PER_TEST):
-        compiled, plain = Script(SimulatedCore(), seed), WatchedScript(ReferenceCore(), seed)
+        compiled = UsageScript(SimulatedCore(), seed)
+        plain = WatchedScript(ReferenceCore(), seed)
         compiled.play()
         plain.play()
         assert compiled.events == plain.events, f"world {seed}"

@@ -5,7 +5,7 @@ it does next depends on the seed and on what the core reported, so that two that
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,26 @@ FAR_S = 1e6
 
 def random_replica(rng: np.random.Generator, round_numbers: bool) -> ReplicaSpec:
     """Every feature is on or off by chance; small capacities, so that preemptions are common."""
+    spec = random_line(rng, round_numbers)
+    if rng.random() < 0.5:
+        return spec
+    step_s = 2.0**-10 if round_numbers else rng.uniform(1e-4, 1e-2)
+    return replace(
+        spec,
+        sequence_s=0.0,
+        batch_s=random_table(rng, spec, step_s),
+        prefill_step_s=step_s * int(rng.integers(0, 8)),
+    )
+
+
+def random_table(rng: np.random.Generator, spec: ReplicaSpec, step_s: float) -> tuple[float, ...]:
+    """Up by any of a few multiples of `step_s` from one batch to the next, or not at all."""
+    rises = rng.integers(0, 4, spec.max_num_seqs)
+    return tuple((spec.fixed_s + step_s * np.cumsum(rises)).tolist())
+
+
+def random_line(rng: np.random.Generator, round_numbers: bool) -> ReplicaSpec:
+    """A replica without a table."""
     if round_numbers:  # ties, and sums without rounding
         return ReplicaSpec(
             fixed_s=2.0**-6,
@@ -45,7 +65,7 @@ def random_replica(rng: np.random.Generator, round_numbers: bool) -> ReplicaSpec
 
 
 def random_trajectories(rng: np.random.Generator, n: int, round_numbers: bool) -> Trajectories:
-    """Groups of a few, one to three turns each."""
+    """Groups of a few, one to three turns each; some have written a part of the first."""
     turns = rng.choice([1, 1, 2, 3], n)
     m = int(turns.sum())
     if round_numbers:
@@ -55,6 +75,9 @@ def random_trajectories(rng: np.random.Generator, n: int, round_numbers: bool) -
         tokens, waits = rng.integers(1, 150, m) * 1.0, rng.exponential(2.0, m)
         extra, prompts = rng.integers(0, 60, m) * 1.0, rng.integers(0, 120, n) * 1.0
     group = rng.integers(0, 1 + n // 4, n)
+    unit = 16.0 if round_numbers else 1.0
+    share = np.where(rng.random(n) < 0.3, rng.random(n), 0.0)
+    first = tokens[np.cumsum(turns) - turns]
     return Trajectories(
         group=group,
         prompt_tokens=prompts[group],
@@ -63,6 +86,7 @@ def random_trajectories(rng: np.random.Generator, n: int, round_numbers: bool) -
         turn_tokens=tokens,
         wait_s=waits,
         extra_tokens=extra,
+        generated=unit * np.floor(share * first / unit),
     )
 
 
@@ -80,6 +104,8 @@ class Script:
     """Trajectories on no replica that have not ended, in order."""
     alive: list[int] = field(default_factory=list)
     """Replicas."""
+    specs: list[ReplicaSpec] = field(default_factory=list)
+    """Of all replicas."""
 
     def play(self) -> None:
         """Some random actions, and then to the end of all trajectories."""
@@ -120,7 +146,8 @@ class Script:
 
     def join(self) -> None:
         """A replica arrives."""
-        self.alive.append(self.core.add_replica(random_replica(self.rng, self.round_numbers)))
+        self.specs.append(random_replica(self.rng, self.round_numbers))
+        self.alive.append(self.core.add_replica(self.specs[-1]))
 
     def submit(self, everyone: bool = False) -> None:
         """Some of the idle ones, or all."""

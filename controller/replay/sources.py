@@ -1,0 +1,55 @@
+"""Workloads from files: a run table, a trace of this project, or a table of samples."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from steersman.controller.calibration.steps import Plan, Step, made_up_steps
+from steersman.controller.calibration.tables import samples_from_csv
+from steersman.controller.replay.turns import Turns
+from steersman.controller.replay.workload import Asked, Workload, workload_of
+from steersman.controller.runs.importing import import_run
+from steersman.controller.runs.table import read_run
+from steersman.estimators.errors import InvalidInputError
+
+RUN_TABLES, TRACES, TABLES = (".parquet",), (".jsonl",), (".csv", ".csv.gz")
+PROMPT_TOKENS = 256
+"""Assumed of every prompt of a table of samples, which does not tell: a short problem."""
+
+
+def load_workload(path: Path, plan: Plan) -> Workload:
+    """The steps in a file; `plan` makes steps of a table of samples."""
+    if not path.exists():
+        raise InvalidInputError(f"{path}: no such file")
+    if path.name.endswith(RUN_TABLES):
+        return workload_of(read_run(path))
+    if path.name.endswith(TRACES):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run.parquet"
+            import_run("steersman", path, out, {})
+            return workload_of(read_run(out))
+    if path.name.endswith(TABLES):
+        steps = made_up_steps(samples_from_csv(path), plan)
+        assumed = (
+            f"steps of {plan.prompts_per_step} prompts x {plan.group_size} samples, made up",
+            f"every prompt has {PROMPT_TOKENS} tokens",
+        )
+        return Workload([_asked(number, step) for number, step in enumerate(steps)], assumed)
+    valid = ", ".join((*RUN_TABLES, *TRACES, *TABLES))
+    raise InvalidInputError(f"{path} cannot be replayed; valid: a file ending in {valid}")
+
+
+def _asked(number: int, step: Step) -> Asked:
+    return Asked(
+        step=number,
+        prompt_key=step.prompt_key,
+        group_row=step.group_row,
+        prompt_tokens=np.full(len(step.length), PROMPT_TOKENS),
+        length=step.length,
+        max_new_tokens=step.max_new_tokens,
+        censored=np.zeros(len(step.length), dtype=np.bool_),
+        reward=step.reward,
+        images=np.zeros(len(step.length), dtype=np.int64),
+        turns=Turns.single(step.length),
+    )
