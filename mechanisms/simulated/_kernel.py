@@ -192,10 +192,11 @@ def _batch_s(s, r, batch):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _prefill_step_s(s, r):  # type: ignore[no-untyped-def]
-    """What an iteration takes longer because it prefills: less, the more the batch takes anyway."""
+    """What an iteration takes longer because it prefills: with a table (experts that are read once
+    for all) less, the more the batch takes anyway."""
     rep = s.replicas[r]
-    if rep.prefill_step_s == 0.0:
-        return 0.0
+    if rep.prefill_step_s == 0.0 or rep.tabled == 0:
+        return rep.prefill_step_s
     batch_part = _batch_s(s, r, max(rep.running, 1)) - _batch_s(s, r, 1)
     return max(rep.prefill_step_s - batch_part, 0.0)
 

@@ -90,8 +90,11 @@ class Replica:
 
     def prefill_step_s(self) -> float:
         """What an iteration takes longer because it prefills."""
+        step_s = self.spec.prefill_step_s / self.spec.speed
+        if not self.spec.batch_s:
+            return step_s
         batch_part = self.batch_s(max(len(self.running), 1)) - self.batch_s(1)
-        return max(self.spec.prefill_step_s / self.spec.speed - batch_part, 0.0)
+        return max(step_s - batch_part, 0.0)
 
     def curve(self) -> tuple[float, float, float, float]:
         """Seconds per iteration at an empty KV cache, per token in it, per one above the knee, and

@@ -7,7 +7,8 @@ An iteration of a replica with b running sequences whose contexts hold kv tokens
            fixed_s + cost_factor * (batch_s[b - 1] - fixed_s)
 
 and writes `tokens_per_iteration` tokens of each of them.  Same names as in `ThroughputForecast`.
-One that prefills p tokens takes longer by (prefill_token_s * p + the step) / speed, where the step
+One that prefills p tokens takes longer by (prefill_token_s * p + the step) / speed.  The step is
+prefill_step_s; with a table (a mixture of experts reads each once, for prompts and batch alike) it
 is max(prefill_step_s - (D(b) - D(1)), 0): what the running batch has not paid of it anyway.
 """
 
@@ -71,7 +72,8 @@ class ReplicaSpec:
     prefill_token_s: float = 0.0
     prefill_step_s: float = 0.0
     """Seconds more of an iteration that prefills anything, next to a batch of at most one; whoever
-    is admitted at one moment shares it.  A mixture of experts reads all its experts for it."""
+    is admitted at one moment shares it.  The host's work for a new request; a mixture of experts
+    also reads all its experts for it."""
     max_num_seqs: int = 256
     """Largest running batch."""
     kv_capacity_tokens: float = math.inf
