@@ -223,6 +223,7 @@ def _admit(s, r):  # type: ignore[no-untyped-def]
             stall = t.encode_s / rep.speed
         if tokens > 0.0:
             stall += step_s
+            stall += rep.request_s
             step_s = 0.0  # whoever joins now shares it
         t.kept_on = NONE
         rep.written += tokens

@@ -48,6 +48,7 @@ REPLICA = np.dtype(
         ("knee_tokens", "f8"),
         ("prefill_token_s", "f8"),
         ("prefill_step_s", "f8"),
+        ("request_s", "f8"),
         ("speed", "f8"),
         ("tokens_per_iteration", "f8"),
         ("cost_factor", "f8"),
@@ -186,7 +187,7 @@ def replica_record(spec: ReplicaSpec, now_s: float) -> Records:
     """(1,) record of a replica that joins now."""
     row = np.zeros(1, REPLICA)
     seconds = ("fixed_s", "sequence_s", "token_s", "knee_token_s")
-    for name in (*seconds, "prefill_token_s", "prefill_step_s"):
+    for name in (*seconds, "prefill_token_s", "prefill_step_s", "request_s"):
         row[name] = getattr(spec, name) / spec.speed
     for name in ("speed", "knee_tokens", "tokens_per_iteration", "cost_factor", "max_num_seqs"):
         row[name] = getattr(spec, name)

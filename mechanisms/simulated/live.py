@@ -13,6 +13,9 @@ Prefill.  While one long sequence decodes, `PROMPTS` fresh prompts come at once,
 What the time exceeds that of as many iterations of one sequence is theirs: few iterations, since
 the error of each of them counts.
 
+Requests.  The same with `MANY` of the shortest prompts at once, against `PROMPTS` of them: what
+each further one adds beyond its prefill is the host's work per request, and no longer the step's.
+
 Each point is measured `ROUNDS` times and the median taken: other work on the machine only adds
 time.  The overheads are within the measured times, so the profile's own are 0.
 """
@@ -22,7 +25,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,6 +38,7 @@ from steersman.mechanisms.simulated.tables import fitted_profile
 TOKENS = 64
 """Written per sequence and point: enough iterations for a mean, few enough to hold the context."""
 PROMPTS = 8
+MANY = 32
 PREFILL_PROMPTS = (33, 129, 513)
 """Tokens of each: together they stay within what engines compute in one or two iterations."""
 ROUNDS = 3
@@ -153,7 +157,21 @@ async def measure(
         for sample in measured:
             samples.add(point, sample)
         progress(number / (ROUNDS * len(points)))
-    return profile_of_samples(samples, labels)
+    profile = profile_of_samples(samples, labels)
+    many, decode = min(MANY, labels.max_num_seqs - 1), fit_decode(samples.decode_rows())
+    if many <= PROMPTS:
+        return profile
+    extra: list[float] = []
+    for _ in range(ROUNDS):
+        for count, sign in ((many, 1.0), (PROMPTS, -1.0)):
+            taken = await asyncio.gather(
+                *(sweeper.prefill(name, SHORTEST_PROMPT, count) for name in replicas)
+            )
+            extra += [sign * _beyond(sample, SHORTEST_PROMPT, decode, count) for sample in taken]
+    each_s = sum(extra) / (len(extra) / 2) / (many - PROMPTS)
+    request_s = max(each_s - profile.prefill_token_s * SHORTEST_PROMPT, 0.0)
+    step_s = max(profile.prefill_step_s - PROMPTS * request_s, 0.0)
+    return replace(profile, request_s=request_s, prefill_step_s=step_s)
 
 
 class _Sweeper:
@@ -166,19 +184,20 @@ class _Sweeper:
     async def sample(self, replica: str, point: Point) -> Sample:
         """The counters' growth."""
         if point.batch == 0:
-            return await self._prefill(replica, point.prompt)
+            return await self.prefill(replica, point.prompt)
         prompts = [self._prompt(point.prompt) for _ in range(point.batch)]
         await self._run(replica, prompts, 1)
         before = await self._settled(replica)
         await self._run(replica, prompts, TOKENS)
         return _growth(before, await self._settled(replica))
 
-    async def _prefill(self, replica: str, length: int) -> Sample:
+    async def prefill(self, replica: str, length: int, count: int = PROMPTS) -> Sample:
+        """The counters' growth while `count` fresh prompts come beside one long sequence."""
         before = await self._settled(replica)
         background = self._start(replica, self._prompt(SHORTEST_PROMPT), self._longest(replica))
         while background.generated_tokens == 0 and background.end is None:
             await asyncio.sleep(0.005)
-        await self._run(replica, [self._prompt(length) for _ in range(PROMPTS)], 1)
+        await self._run(replica, [self._prompt(length) for _ in range(count)], 1)
         self._fleet.abort(background)
         await _ended([background])
         return _growth(before, await self._settled(replica))
@@ -212,14 +231,14 @@ class _Sweeper:
         return Sample(stats.iterations, stats.busy_s, stats.sequences_run, stats.prefill_tokens)
 
 
-def _beyond(sample: Sample, prompt: int, decode: DecodeFit) -> float:
+def _beyond(sample: Sample, prompt: int, decode: DecodeFit, count: int = PROMPTS) -> float:
     """Seconds that the prompts took, beyond the decoding beside them and their own tokens'.
 
     The long sequence began at `SHORTEST_PROMPT` tokens and wrote one per iteration.
     """
     context = SHORTEST_PROMPT + sample.iterations / 2
     decoding = sample.iterations * (decode.alone_s + decode.token_s * context)
-    own = PROMPTS * (decode.sequence_s + decode.token_s * prompt)
+    own = count * (decode.sequence_s + decode.token_s * prompt)
     return sample.busy_s - decoding - own
 
 

@@ -65,6 +65,8 @@ class HardwareProfile:
     prefill_step_s: float = 0.0
     """Seconds more of an iteration that computes any prompt tokens: a mixture of experts reads all
     its experts for them.  Measured with next to no batch; a large one has them read already."""
+    request_s: float = 0.0
+    """Seconds of the host's work for each request: taking it in, handing its answer out."""
     knee_s: float = 0.0
     """Seconds per unit of KV usage above the knee.  0 where preemption is simulated, not priced."""
     batch_points: tuple[int, ...] = ()
@@ -138,6 +140,7 @@ class HardwareProfile:
             knee_s=self.knee_s,
             prefill_token_s=self.prefill_token_s,
             prefill_step_s=self.prefill_step_s,
+            request_s=self.request_s,
             max_num_seqs=self.max_num_seqs,
             kv_capacity_tokens=self.kv_capacity_tokens or math.inf,
             batch_s=table,
@@ -196,6 +199,7 @@ def _problem(p: HardwareProfile) -> str | None:
         "overhead_s",
         "overhead_sequence_s",
         "prefill_step_s",
+        "request_s",
         "knee_s",
         "kv_capacity_tokens",
     ]

@@ -213,7 +213,8 @@ class Replica:
             else:
                 stall = t.encode_s / spec.speed
             if tokens > 0:
-                stall, step_s = stall + step_s, 0.0
+                stall = stall + step_s
+                stall, step_s = stall + spec.request_s / spec.speed, 0.0
             t.kept_on = None
             self.written += tokens
             prompt.stamp, prompt.users = self.written, prompt.users + 1

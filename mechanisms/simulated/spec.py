@@ -7,7 +7,8 @@ An iteration of a replica with b running sequences whose contexts hold kv tokens
            fixed_s + cost_factor * (batch_s[b - 1] - fixed_s)
 
 and writes `tokens_per_iteration` tokens of each of them.  Same names as in `ThroughputForecast`.
-One that prefills p tokens takes longer by (prefill_token_s * p + the step) / speed.  The step is
+One that prefills p tokens of n new sequences takes longer by
+(prefill_token_s * p + request_s * n + the step) / speed.  The step is
 prefill_step_s; with a table (a mixture of experts reads each once, for prompts and batch alike) it
 is max(prefill_step_s - (D(b) - D(1)), 0): what the running batch has not paid of it anyway.
 """
@@ -74,6 +75,8 @@ class ReplicaSpec:
     """Seconds more of an iteration that prefills anything, next to a batch of at most one; whoever
     is admitted at one moment shares it.  The host's work for a new request; a mixture of experts
     also reads all its experts for it."""
+    request_s: float = 0.0
+    """Seconds of the host's work for each sequence that joins the batch and prefills anything."""
     max_num_seqs: int = 256
     """Largest running batch."""
     kv_capacity_tokens: float = math.inf
@@ -105,6 +108,7 @@ class ReplicaSpec:
                 "knee_s": 0 <= self.knee_s < math.inf,
                 "prefill_token_s": 0 <= self.prefill_token_s < math.inf,
                 "prefill_step_s": 0 <= self.prefill_step_s < math.inf,
+                "request_s": 0 <= self.request_s < math.inf,
                 "max_num_seqs": self.max_num_seqs >= 1,
                 "kv_capacity_tokens": self.kv_capacity_tokens > 0,
                 "prefix_cache_tokens": self.prefix_cache_tokens >= 0,

@@ -105,7 +105,7 @@ def test_no_policy_beats_a_bound(seed: int, replicas: int) -> None:
 def test_one_replica_with_room_for_all_takes_what_the_books_say() -> None:
     """T = M Lmax + c sum(L), when all run together, prefills are free and memory is no matter."""
     given_ = workload(steps=1)
-    run = replay(given_, FleetPlan(FREE, 1), config("round_robin"), Options(notice_s=0.0))
+    run = replay(given_, FleetPlan(FREE, 1), config("round_robin"), Options(latency_s=0.0))
     length = given_.steps[0].length
     assert run.steps[0].makespan_s == pytest.approx(0.01 * length.max() + 0.001 * length.sum())
 
@@ -135,7 +135,7 @@ def test_tools_keep_a_trajectory_away_and_its_turns_are_counted() -> None:
     step = workload(steps=1, groups=1, size=1).steps[0]
     turns = Turns(np.array([3]), np.full(3, 50.0), np.array([2.0, 2.0, 0.0]), np.zeros(3))
     given_ = Workload([replace(step, length=np.array([150]), turns=turns)])
-    run = replay(given_, FleetPlan(FREE, 1), config("round_robin"), Options(notice_s=0.0))
+    run = replay(given_, FleetPlan(FREE, 1), config("round_robin"), Options(latency_s=0.0))
     assert run.steps[0].makespan_s == pytest.approx(150 * 0.011 + 4.0)
     assert run.steps[0].tokens == 150
 

@@ -498,3 +498,16 @@ def test_bad_input_is_refused_and_changes_nothing(call, message: str) -> None:  
         call(core)
     core.submit([1], [0])
     assert ends(core.advance(math.inf)) == {0: core.now_s, 1: core.now_s}
+
+
+def test_every_request_costs_the_host_its_part() -> None:
+    """Three alone on a replica: each stalls it by `request_s` before all decode."""
+    core = SimulatedCore()
+    replica = core.add_replica(replace(PLAIN, request_s=0.5))
+    rows = core.add(Trajectories.of_one_turn([10.0] * 3, prompt_tokens=1.0))
+    core.submit(rows, [replica] * 3)
+    with_cost = core.advance(math.inf).time_s.max()
+    core = SimulatedCore()
+    replica = core.add_replica(PLAIN)
+    core.submit(core.add(Trajectories.of_one_turn([10.0] * 3, prompt_tokens=1.0)), [replica] * 3)
+    assert with_cost == pytest.approx(core.advance(math.inf).time_s.max() + 1.5)

@@ -27,6 +27,7 @@ def random_replica(rng: np.random.Generator, round_numbers: bool) -> ReplicaSpec
         sequence_s=0.0,
         batch_s=random_table(rng, spec, step_s),
         prefill_step_s=step_s * int(rng.integers(0, 8)),
+        request_s=step_s * int(rng.integers(0, 3)),
     )
 
 
