@@ -76,7 +76,8 @@ class _Anchored:
     reached: Floats
     """Log age so far."""
     spent: Floats
-    """Cumulative hazard since the anchor: exponential when calibrated."""
+    """Cumulative hazard in its life so far: at its end exponential when calibrated, whatever it was
+    anchored to on the way (time change of a point process)."""
 
     @classmethod
     def none(cls) -> "_Anchored":
@@ -173,7 +174,7 @@ class Survival:
         self.locations.doubt(keep)
 
     def health(self) -> dict[str, float]:
-        """Coverage of what was expected at each trajectory's last anchor, recent ends."""
+        """Coverage of recent ends by what was expected of their hazard all along."""
         counted, below, between = self._inside.tolist()
         return {
             "q90_coverage": below / counted if counted else float("nan"),
@@ -350,9 +351,10 @@ class Survival:
             view.trajectory_id, mean, deviation, view.log_age, view.log_age, np.zeros(len(mean))
         )
         old, rows = self._anchored.match(view.trajectory_id)
+        fresh.spent[rows] = self._anchored.spent[old]
         keep = view.log_age[rows] - self._anchored.since[old] < ANCHOR_GROWTH
         old, rows = old[keep], rows[keep]
-        for name in ("mean", "deviation", "since", "spent"):
+        for name in ("mean", "deviation", "since"):
             column = getattr(fresh, name).copy()
             column[rows] = getattr(self._anchored, name)[old]
             setattr(fresh, name, column)

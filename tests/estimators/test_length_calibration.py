@@ -81,7 +81,8 @@ def test_forecasts_are_calibrated_and_nearly_as_sharp_as_the_generators_own(
     noise: str, heavy: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = make_world(noise, heavy, STEPS, seed=11, groups=GROUPS)
-    result = replayed(world, SurvivalLength())
+    estimator = SurvivalLength()
+    result = replayed(world, estimator)
     own, loss = result.scores, result.scores["pinball"] / result.oracle["pinball"]
     with capsys.disabled():
         sys.stdout.write(
@@ -93,6 +94,9 @@ def test_forecasts_are_calibrated_and_nearly_as_sharp_as_the_generators_own(
     assert loss <= 1.20
     assert own["kendall_tau"] >= 0.30
     assert result.after_jump["q90_coverage"] >= 0.85
+    told = estimator.health()
+    assert abs(told["q90_coverage"] - 0.9) < 0.05
+    assert abs(told["q10_q90_coverage"] - 0.8) < 0.08
 
 
 def test_whoever_drops_the_censored_is_found_out() -> None:
