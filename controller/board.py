@@ -136,8 +136,7 @@ class Board:
         target = intent.replica if isinstance(intent, ToReplica) else None
         columns["target_row"][row] = self._replica_row(target)
         columns["generated_tokens"][row] = execution.generated_tokens
-        oldest = execution.oldest_weight_version
-        columns["oldest_weight_version"][row] = NO_VERSION if oldest is None else oldest
+        columns["oldest_weight_version"][row] = oldest_version(execution)
         moves = execution.moves - int(columns["moves"][row])
         deferrals = execution.deferrals - int(columns["deferred"][row])
         if moves or deferrals:
@@ -178,9 +177,14 @@ class Board:
         return self._replica_rows[name]
 
 
+def oldest_version(execution: Execution) -> int:
+    """As observations have it: `NO_VERSION` where no token has been written."""
+    oldest = execution.oldest_weight_version
+    return NO_VERSION if oldest is None else oldest
+
+
 def ended_row(execution: Execution, group: GroupState, censored: bool) -> EndedRow:
     """What an estimator learns of a trajectory that has ended."""
-    oldest = execution.oldest_weight_version
     return (
         execution.spec.trajectory_id,
         group.group_id,
@@ -189,7 +193,7 @@ def ended_row(execution: Execution, group: GroupState, censored: bool) -> EndedR
         len(execution.tokens),
         censored,
         int(not censored),
-        NO_VERSION if oldest is None else oldest,
+        oldest_version(execution),
     )
 
 

@@ -17,6 +17,7 @@ from steersman.controller.board import (
     RewardRow,
     ended_row,
     ended_table,
+    oldest_version,
     replica_table,
     reward_table,
 )
@@ -322,8 +323,7 @@ class Ledger:
             self._totals["answered"] += 1
             group.answered += 1
             self._board.count_answer(group.row)
-            oldest = execution.oldest_weight_version
-            self._answered[trajectory_id] = (group, NO_VERSION if oldest is None else oldest)
+            self._answered[trajectory_id] = (group, oldest_version(execution))
             if len(self._answered) > MAX_UNREWARDED:
                 del self._answered[next(iter(self._answered))]
 

@@ -193,9 +193,10 @@ class LocationModel:
             information = sum(float((1 / (c.prior.variance + c.noise)).sum()) for c in self._closed)
             self.level_variance = 1 / (1 / self.level_variance + information)
             self.level = self.present_level = level
-            self._learn_variances()
-            for closed in self._closed:
-                self._learn_prompts(closed)
+            residuals = [self._squared_residuals(closed) for closed in self._closed]
+            self._learn_variances(residuals)
+            for closed, own in zip(self._closed, residuals, strict=True):
+                self._learn_prompts(closed, own)
             self._closed = []
             self.commits += 1
         self.level_variance = min(self.level_variance + LEVEL_DRIFT * elapsed, LEVEL_VARIANCE)
@@ -249,14 +250,17 @@ class LocationModel:
             total += float((weight * (closed.pseudo - closed.prior.offset)).sum())
         return total / information
 
-    def _learn_variances(self) -> None:
+    def _squared_residuals(self, c: _Closed) -> Floats:
+        """(m,) of the members, from where the committed level puts their groups."""
+        mean, variance = posterior(
+            self.level + c.prior.offset, c.prior.variance, c.prior.within, c.members
+        )
+        return squared_residuals(mean, variance, c.prior.within, c.members)
+
+    def _learn_variances(self, squares: list[Floats]) -> None:
         within, between, visit = np.zeros(2), np.zeros(2), np.zeros(2)
         """Each: sum of weighted moments, sum of weights."""
-        for c in self._closed:
-            mean, variance = posterior(
-                self.level + c.prior.offset, c.prior.variance, c.prior.within, c.members
-            )
-            residuals = squared_residuals(mean, variance, c.prior.within, c.members)
+        for c, residuals in zip(self._closed, squares, strict=True):
             within += residuals.sum(), len(residuals)
             clear = np.flatnonzero(c.noise < 1.0)
             noise, off = c.noise[clear], c.pseudo[clear] - self.level
@@ -276,7 +280,7 @@ class LocationModel:
         self.between = _blended(self.between, between, blend, 0.01, 4.0)
         self.visit = _blended(self.visit, visit, blend / 2, 0.002, self.between)
 
-    def _learn_prompts(self, c: _Closed) -> None:
+    def _learn_prompts(self, c: _Closed, residuals: Floats) -> None:
         off = c.pseudo - self.level
         self._learn_features(c, off)
         offset = self._from_features(c.features)
@@ -287,10 +291,6 @@ class LocationModel:
         p["offset"][rows] += gain * (off - p["offset"][rows])
         p["variance"][rows] = (1 - gain) * aged
         p["last_seen"][rows] = self.clock
-        mean, variance = posterior(
-            self.level + c.prior.offset, c.prior.variance, c.prior.within, c.members
-        )
-        residuals = squared_residuals(mean, variance, c.prior.within, c.members)
         for name, weights in (("count", np.ones(len(residuals))), ("squares", residuals)):
             new = np.bincount(c.members.group, weights=weights, minlength=len(rows))
             p[name][rows] = VISIT_KEEP * p[name][rows] + new

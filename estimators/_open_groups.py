@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from steersman.estimators._lookup import find
 from steersman.estimators.observation import Bools, Floats, Ints
 
 CAPACITY = 65_536
@@ -24,10 +25,7 @@ class OpenGroups:
 
     def find(self, ids: Ints) -> Ints:
         """(m,) column of each group, -1 where no reward of it is known."""
-        if not len(self.ids):
-            return np.full(len(ids), -1, dtype=np.int64)
-        at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return np.where(self.ids[at] == ids, at, -1)
+        return find(self.ids, ids)
 
     def begin(self, ids: Ints, offset: Floats, variance: Floats, unknown: Bools) -> None:
         """Sorted ids that are not open yet, with what was believed of their prompts."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from steersman.estimators._lookup import find
 from steersman.estimators.observation import Floats, Ints
 
 COLUMNS = ("offset", "variance", "last_seen", "count", "squares")
@@ -28,14 +29,12 @@ class PromptTable:
 
     def find(self, keys: Ints) -> Ints:
         """(m,) row of each key, -1 where it is unknown."""
-        if not len(self.keys):
-            return np.full(len(keys), -1, dtype=np.int64)
-        rows = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[rows] == keys, rows, -1)
+        return find(self.keys, keys)
 
     def add(self, keys: Ints, offset: Floats, variance: Floats, now: float) -> None:
-        """Make a row for each of the (m,) distinct keys that has none."""
-        new = np.flatnonzero(self.find(keys) < 0)
+        """Make a row for each of the (m,) keys that has none; of a key given twice, the first."""
+        _, new = np.unique(keys, return_index=True)
+        new = new[self.find(keys[new]) < 0]
         if not len(new):
             return
         order = np.argsort(np.concatenate((self.keys, keys[new])), kind="stable")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from steersman.estimators._lookup import find, match
 from steersman.estimators.contract import State
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Bools, EndedTable, Floats, Ints, Observation
@@ -74,9 +75,8 @@ class Snapshots:
         over = np.bincount(t.group_row[t.phase == Phase.ENDED], minlength=len(observation.groups))
         news = np.log2(1 + over)[t.group_row[alive]]
         progress, last = np.log(np.maximum(age, 1)) + GROWTH * news, np.full(len(alive), -np.inf)
-        if len(self._known):
-            at = np.minimum(np.searchsorted(self._known, ids), len(self._known) - 1)
-            last = np.where(self._known[at] == ids, self._last[at], last)
+        at, here = match(self._known, ids)
+        last[here] = self._last[at]
         due = progress - last >= GROWTH
         self._known, self._last = ids, np.where(due, progress, last)
         kept = np.flatnonzero(due & (uniform(ids, age) * len(ids) < ALIVE))
@@ -96,8 +96,8 @@ class Snapshots:
             return None
         order = np.argsort(ended.trajectory_id)
         ids = ended.trajectory_id[order]
-        at = np.minimum(np.searchsorted(ids, self._pending.trajectory_id), len(ids) - 1)
-        over = ids[at] == self._pending.trajectory_id
+        at = find(ids, self._pending.trajectory_id)
+        over = at >= 0
         rows, of = self._pending.of(over), order[at[over]]
         self._pending = self._pending.of(~over)
         more = ended.generated_tokens[of] - rows.age

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from steersman.estimators._lookup import match
 from steersman.estimators.observation import Floats, Ints
 
 RECENT = 4096
@@ -31,10 +32,10 @@ class _Index:
 
     def find(self, keys: Ints) -> Ints:
         """(m,) row of each key, -1 where it is unknown."""
-        if not len(self.keys):
-            return np.full(len(keys), -1, dtype=np.int64)
-        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[at] == keys, self.rows[at], -1)
+        at, here = match(self.keys, keys)
+        rows = np.full(len(keys), -1, dtype=np.int64)
+        rows[here] = self.rows[at]
+        return rows
 
     def insert(self, keys: Ints, rows: Ints) -> None:
         """Sorted keys that it does not hold yet."""

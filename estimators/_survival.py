@@ -18,6 +18,7 @@ import numpy as np
 
 from steersman.estimators._hazard import Hazard, normal_hazard
 from steersman.estimators._location import Location, LocationModel, Prior
+from steersman.estimators._lookup import find, match
 from steersman.estimators._outlook import Grid, Hazards
 from steersman.estimators._tobit import Members
 from steersman.estimators.contract import State
@@ -86,11 +87,7 @@ class _Anchored:
 
     def match(self, ids: Ints) -> tuple[Ints, Ints]:
         """Own rows and rows of `ids` that are the same trajectory."""
-        if not len(self.trajectory_id):
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        at = np.minimum(np.searchsorted(self.trajectory_id, ids), len(self.trajectory_id) - 1)
-        rows = np.flatnonzero(self.trajectory_id[at] == ids)
-        return at[rows], rows
+        return match(self.trajectory_id, ids)
 
 
 @dataclass
@@ -317,10 +314,8 @@ class Survival:
     def _features_of(self, groups: Ints) -> Floats:
         """(g, f) of groups that were open at the last observation; unknown ones are 0."""
         features = np.zeros((len(groups), self._features.shape[1]))
-        if len(self._open_id):
-            at = np.minimum(np.searchsorted(self._open_id, groups), len(self._open_id) - 1)
-            known = self._open_id[at] == groups
-            features[known] = self._features[at[known]]
+        at, here = match(self._open_id, groups)
+        features[here] = self._features[at]
         return features
 
     def locate(self, view: View) -> Location:
@@ -339,10 +334,8 @@ class Survival:
 
     def _warm_start(self, view: View) -> Floats | None:
         """(g,) where the open groups were at the last observation, if all were open then."""
-        if not len(self._open_id):
-            return None
-        at = np.minimum(np.searchsorted(self._open_id, view.group_id), len(self._open_id) - 1)
-        return self._mean[at] if (self._open_id[at] == view.group_id).all() else None
+        at = find(self._open_id, view.group_id)
+        return self._mean[at] if (at >= 0).all() else None
 
     def _anchor(self, view: View, location: Location) -> None:
         """Take over who is alive; anchor the new ones, and those who have doubled their age."""

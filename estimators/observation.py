@@ -174,6 +174,31 @@ class ReplicaTable:
     def __len__(self) -> int:
         return len(self.names)
 
+    @classmethod
+    def empty(cls) -> Self:
+        """No replica."""
+        none, shares = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return cls(
+            names=(),
+            pools=(),
+            alive=none.astype(np.bool_),
+            running=none,
+            waiting=none,
+            kv_cache_usage=shares,
+            kv_capacity_tokens=none,
+            max_num_seqs=none,
+            preemptions=none,
+            prefix_hit_share=shares,
+            prefill_tokens=none,
+            drafted_at=none.reshape(0, 0),
+            accepted_at=none.reshape(0, 0),
+            weight_version=none,
+            iterations=none,
+            busy_s=shares,
+            sequences_run=shares,
+            metrics_age_s=shares,
+        )
+
 
 @dataclass(frozen=True)
 class EndedTable:

@@ -88,7 +88,7 @@ class StepWorld:
             trainer=TrainerSignal(step=self.number, weight_version=self.number),
             trajectories=self._trajectories(rows, ended, open_groups, now),
             groups=self._groups(np.flatnonzero(open_groups), ended),
-            replicas=_NO_REPLICA,
+            replicas=ReplicaTable.empty(),
             ended=self._ended(news),
         )
 
@@ -165,31 +165,3 @@ def _starts(tokens: Ints, concurrency: int) -> Ints:
         starts[row] = heapq.heappop(running) if len(running) >= concurrency else 0
         heapq.heappush(running, int(starts[row]) + own)
     return starts
-
-
-def _no_replica() -> ReplicaTable:
-    none = np.zeros(0, dtype=np.int64)
-    counts, shares = np.zeros(0, dtype=np.int64), np.zeros(0)
-    return ReplicaTable(
-        names=(),
-        pools=(),
-        alive=none.astype(np.bool_),
-        running=counts,
-        waiting=counts,
-        kv_cache_usage=shares,
-        kv_capacity_tokens=counts,
-        max_num_seqs=counts,
-        preemptions=counts,
-        prefix_hit_share=shares,
-        prefill_tokens=counts,
-        drafted_at=np.zeros((0, 0), dtype=np.int64),
-        accepted_at=np.zeros((0, 0), dtype=np.int64),
-        weight_version=counts,
-        iterations=counts,
-        busy_s=shares,
-        sequences_run=shares,
-        metrics_age_s=shares,
-    )
-
-
-_NO_REPLICA = _no_replica()

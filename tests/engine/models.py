@@ -4,6 +4,9 @@ from pathlib import Path
 
 import torch
 
+from steersman.mechanisms.fleet import Fleet
+from steersman.mechanisms.simulated.profile import HardwareProfile
+
 VOCABULARY = 64
 
 
@@ -32,3 +35,19 @@ def random_llama(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32
     model = LlamaForCausalLM(config).to(dtype)
     model.save_pretrained(folder)
     return folder
+
+
+def unmeasured(fleet: Fleet, max_num_seqs: int) -> HardwareProfile:
+    """Names and limits of the test's replicas, for a measurement to put the times in."""
+    return HardwareProfile(
+        name="tiny",
+        gpu="cpu",
+        model="random",
+        tensor_parallel=1,
+        fixed_s=1.0,
+        sequence_s=0.0,
+        token_s=0.0,
+        prefill_token_s=0.0,
+        kv_capacity_tokens=fleet.replicas[0].kv_capacity_tokens,
+        max_num_seqs=max_num_seqs,
+    )

@@ -1,10 +1,10 @@
 """A profile measured on real engines: the counters mean what the measurement takes them for."""
 
 import pytest
+from engine.models import unmeasured
 
 from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
 from steersman.mechanisms.simulated import live
-from steersman.mechanisms.simulated.profile import HardwareProfile
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -20,18 +20,7 @@ async def test_a_small_sweep_counts_every_token_and_no_prompt(
         add(samples, point, sample)
 
     monkeypatch.setattr(live.Samples, "add", keep)
-    labels = HardwareProfile(
-        name="tiny",
-        gpu="cpu",
-        model="random",
-        tensor_parallel=1,
-        fixed_s=1.0,
-        sequence_s=0.0,
-        token_s=0.0,
-        prefill_token_s=0.0,
-        kv_capacity_tokens=fleet.replicas[0].kv_capacity_tokens,
-        max_num_seqs=4,
-    )
+    labels = unmeasured(fleet, max_num_seqs=4)
     profile = await live.measure(fleet, labels)
     for point, samples in seen.items():
         living = sum(fleet.is_alive(info.name) for info in fleet.replicas)

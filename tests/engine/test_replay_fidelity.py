@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine.models import unmeasured
 
 from steersman.controller.calibration.steps import Plan
 from steersman.controller.config import load_config
@@ -24,7 +25,6 @@ from steersman.controller.trace.writer import TraceWriter
 from steersman.mechanisms.fleet import Sampling
 from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
 from steersman.mechanisms.simulated import live
-from steersman.mechanisms.simulated.profile import HardwareProfile
 
 pytestmark = [
     pytest.mark.engine,
@@ -40,18 +40,7 @@ async def test_replayed_steps_take_as_long_as_they_took(
     fleet: RayVllmFleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load_config(None, ["placement.name=sticky_least_inflight"], environ={})
-    labels = HardwareProfile(
-        name="here",
-        gpu="cpu",
-        model="random",
-        tensor_parallel=1,
-        fixed_s=1.0,
-        sequence_s=0.0,
-        token_s=0.0,
-        prefill_token_s=0.0,
-        kv_capacity_tokens=fleet.replicas[0].kv_capacity_tokens,
-        max_num_seqs=fleet.replicas[0].max_num_seqs,
-    )
+    labels = unmeasured(fleet, max_num_seqs=fleet.replicas[0].max_num_seqs)
     profile = await live.measure(fleet, labels)
     path = tmp_path / "run.jsonl"
     sampling = Sampling(seed=1)  # the random model ends a sequence every 50 tokens or so

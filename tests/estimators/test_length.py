@@ -201,3 +201,10 @@ def test_after_a_drift_little_of_the_past_is_kept() -> None:
     estimator.reset_on_drift(0.01)
     estimator.observe(nobody_left(ended_table(log_normal(rng, 1000, median=3000))))
     assert estimator.forecast(grown(np.array([0]), EndedTable.empty())).median[0] > 2000
+
+
+def test_two_groups_of_one_prompt_that_end_together_are_one_prompt() -> None:
+    estimator = SurvivalLength()
+    estimator.observe(nobody_left(ended_table([300, 400], group_id=[1, 2], prompt_key=[9, 9])))
+    estimator.observe(nobody_left(EndedTable.empty(), step=1))
+    assert estimator.prompts.keys.tolist() == [9]
