@@ -16,6 +16,8 @@ from steersman.estimators.errors import InvalidInputError
 
 RECOUNTED = 0.01
 """A length this share below its cap is the cap: texts are tokenized again with small losses."""
+COUNTS = ("length", "max_tokens", "assistant_turns")
+"""Columns that cannot be negative."""
 NO_CAP = 1 << 20
 """Cap in tokens where no sample of a source was truncated: longer than any context."""
 
@@ -67,11 +69,14 @@ def _numbers(
     if column not in table.columns:
         return np.full(len(table), missing, dtype=np.float64)
     values = table[column].cast(pl.Float64, strict=False)
+    least = 0.0 if column in COUNTS else -np.inf
     bad = values.is_null() & (table[column].is_not_null() | (missing is None))
+    bad |= (~values.is_finite() | (values < least)).fill_null(False)
     if bad.any():
         row = int(bad.arg_true()[0])
+        valid = "a number" if column not in COUNTS else "a number, 0 or more"
         raise InvalidInputError(
-            f"{path}, line {row + 2}: {column} is {table[column][row]!r}; valid: a number"
+            f"{path}, line {row + 2}: {column} is {table[column][row]!r}; valid: {valid}"
         )
     if missing is not None:
         values = values.fill_null(missing)

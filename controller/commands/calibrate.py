@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(**given)
     estimator = build("estimators.length", args.length, {})
     steps = steps_of(args.path, plan)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    shown = Console(stderr=True)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
         task = progress.add_task("replaying", total=len(steps))
         scores = calibrate(steps, estimator, lambda: progress.advance(task))
     if args.json:

@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     policies = args.policy or ["sticky_least_inflight", "tail_planner"]
     for policy in policies:
         study.config(policy)  # a wrong name is said before anything is shown
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    shown = Console(stderr=True)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
         total = study.count(args.imputations) * len(policies)
         task = progress.add_task("replaying", total=total)
         comparison = study.compare(policies, args.imputations, lambda: progress.advance(task))

@@ -184,6 +184,9 @@ def test_a_zipped_table_is_the_same(tmp_path: Path) -> None:
         ("prompt_id,size\np,3\n", "no column 'length'; it has prompt_id, size"),
         ("prompt_id,length\np,3\nq,many\n", "line 3: length is 'many'; valid: a number"),
         ("prompt_id,length\n", "holds no samples"),
+        ("prompt_id,length\np,-5\n", "line 2: length is -5; valid: a number, 0 or more"),
+        ("prompt_id,length\np,3\np,inf\n", "line 3: length is inf; valid: a number, 0 or more"),
+        ("prompt_id,length,reward\np,3,nan\n", "line 2: reward is .?nan.?; valid: a number"),
         ("prompt_id,length\np,\n", "line 2: length is None; valid: a number"),
     ],
 )
