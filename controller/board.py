@@ -32,7 +32,9 @@ TRAJECTORY_COLUMNS = tuple(
     name for name in TrajectoryTable.__dataclass_fields__ if name != "group_row"
 )
 GROUP_COLUMNS = tuple(name for name in GroupTable.__dataclass_fields__ if name != "features")
-SECONDS = ("queued_s", "placed_s", "moved_s")
+STREAMED = ("regret", "repeated_share")
+"""Nobody streams log-probabilities or looks at tokens here yet: always NaN."""
+FLOATS = ("queued_s", "placed_s", "moved_s", *STREAMED)
 REWARDS = ("reward_sum", "reward_low", "reward_high")
 EndedRow = tuple[int, int, int, int, int, bool, int, int]
 """One row of `EndedTable`."""
@@ -46,8 +48,8 @@ class Board:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._replica_rows: dict[str, int] = {}
-        whole = [n for n in TRAJECTORY_COLUMNS if n not in (*SECONDS, "trajectory_id")]
-        self._trajectories = Columns("trajectory_id", floats=SECONDS, ints=("group", *whole))
+        whole = [n for n in TRAJECTORY_COLUMNS if n not in (*FLOATS, "trajectory_id")]
+        self._trajectories = Columns("trajectory_id", floats=FLOATS, ints=("group", *whole))
         self._groups = Columns(
             "group_id",
             floats=REWARDS,
@@ -99,6 +101,7 @@ class Board:
             restarts=restarts,
             turns=0,
             oldest_weight_version=NO_VERSION,
+            **dict.fromkeys(STREAMED, np.nan),
         )
 
     def drop_trajectory(self, row: int) -> None:
@@ -248,6 +251,8 @@ def replica_table(fleet: Fleet, now_s: float) -> ReplicaTable:
         prefill_tokens=ints([s.prefill_tokens for s in stats]),
         drafted_at=_matrix([s.drafted_at for s in stats], np.int64),
         accepted_at=_matrix([s.accepted_at for s in stats], np.int64),
+        draft_tokens=ints([s.draft_tokens for s in stats]),
+        max_draft_tokens=ints([info.max_draft_tokens for info in infos]),
         weight_version=ints([s.weight_version for s in stats]),
         iterations=ints([s.iterations for s in stats]),
         busy_s=floats([s.busy_s for s in stats]),

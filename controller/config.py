@@ -102,6 +102,11 @@ class Config(Section, frozen=True):
     """The policy that decides where and when trajectories run."""
     fallback: PartConfig = PartConfig("sticky_least_inflight")
     """The policy that acts when the controller cannot: the trainer's default rule."""
+    stopping: PartConfig = PartConfig("never")
+    """The policy that decides which running trajectories are not worth finishing."""
+    speculation: PartConfig = PartConfig("unchanged")
+    """The policy that decides how many tokens replicas draft, where engines can be told: so far in
+    replays only."""
     length: PartConfig = PartConfig("length")
     """The estimator of remaining tokens."""
     throughput: PartConfig = PartConfig("throughput")
@@ -127,6 +132,8 @@ class Config(Section, frozen=True):
 KINDS = {
     "placement": "policies.placement",
     "fallback": "policies.placement",
+    "stopping": "policies.stopping",
+    "speculation": "policies.speculation",
     "length": "estimators.length",
     "throughput": "estimators.throughput",
     "success": "estimators.success",
@@ -154,7 +161,16 @@ def load_config(
     for layer in assignments(path, overrides, environ):
         checked = [(assignment.keys, _checked(assignment)) for assignment in layer]
         merge(values, nested(checked), parts=KINDS)
-    return msgspec.convert(values, Config)
+    implied = _implied(values["placement"]["name"])
+    merge(implied, values, parts=KINDS)
+    return msgspec.convert(implied, Config)
+
+
+def _implied(placement: str) -> dict[str, Any]:
+    """What a placement policy needs of the bounds, where nobody says anything else."""
+    bounds = dict(getattr(plugins.load(KINDS["placement"], placement), "GUARD", {}))
+    lag = {"max_lag": bounds.pop("max_lag")} if "max_lag" in bounds else {}
+    return {**lag, "guard": bounds}
 
 
 def _checked(assignment: Assignment) -> Any:

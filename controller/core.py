@@ -1,18 +1,18 @@
 """The controller: a pure function from an observation to decisions.
 
-`decide` learns from what ended, asks whether it still holds, forecasts, lets the policy decide and
-the guard check.  It reads no clock (`observation.now_s`), draws randomness from (seed, tick), does
-no I/O and awaits nothing, so the live loop, a replay and a test run the same code and get the same
-decisions.  What it has learned is explicit: `state_dict`.
+`decide` learns from what ended, asks whether it still holds, forecasts, lets the policies decide
+and the guard check.  It reads no clock (`observation.now_s`), draws randomness from (seed, tick),
+does no I/O and awaits nothing, so the live loop, a replay and a test run the same code and get the
+same decisions.  What it has learned is explicit: `state_dict`.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from steersman.controller.config import KINDS, Config
-from steersman.controller.guard import Dropped, guard
+from steersman.controller.guard import Dropped, feasible, guard
 from steersman.controller.plugins import build
 from steersman.estimators.contract import (
     AcceptanceEstimator,
@@ -24,8 +24,13 @@ from steersman.estimators.contract import (
 )
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.observation import Observation
-from steersman.policies.contract import PlacementPolicy
-from steersman.policies.decision import Decision
+from steersman.policies.contract import (
+    PlacementPolicy,
+    Policy,
+    SpeculationPolicy,
+    StoppingPolicy,
+)
+from steersman.policies.decision import Decision, DraftDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Verdict:
 
     decisions: list[Decision]
     dropped: list[Dropped]
+    drafts: list[DraftDecision]
     forecast: Forecast
 
 
@@ -80,26 +86,53 @@ class Estimators:
         )
 
 
-class Controller:
-    """Estimators, one policy of each kind, and the guard."""
+@dataclass(frozen=True)
+class Stack:
+    """One policy of each kind that decides at every tick; the fields are the configuration's
+    sections."""
 
-    def __init__(self, config: Config, estimators: Estimators, placement: PlacementPolicy) -> None:
+    placement: PlacementPolicy
+    stopping: StoppingPolicy
+    speculation: SpeculationPolicy
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Stack":
+        """Build the ones that `config` names."""
+        parts = {field.name: getattr(config, field.name) for field in fields(cls)}
+        return cls(**{n: build(KINDS[n], part.name, part.options) for n, part in parts.items()})
+
+    def named(self) -> dict[str, Policy]:
+        """By section."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class Controller:
+    """Estimators, a stack of policies, and the guard."""
+
+    def __init__(self, config: Config, estimators: Estimators, stack: Stack) -> None:
         self.config = config
-        self._estimators, self._placement = estimators, placement
+        self._estimators, self._stack = estimators, stack
 
     @classmethod
     def from_config(cls, config: Config) -> "Controller":
         """Build the parts that `config` names."""
-        placement = build(KINDS["placement"], config.placement.name, config.placement.options)
-        return cls(config, Estimators.from_config(config), cast(PlacementPolicy, placement))
+        return cls(config, Estimators.from_config(config), Stack.from_config(config))
+
+    @property
+    def placement(self) -> PlacementPolicy:
+        """The policy that decides where and when trajectories run."""
+        return self._stack.placement
 
     def decide(self, observation: Observation) -> Verdict:
         """One tick."""
         forecast = self._estimators.forecast(observation)
         rng = np.random.default_rng((self.config.seed, observation.tick))
-        proposed = self._placement.decide(observation, forecast, rng)
+        stack = self._stack
+        proposed = stack.placement.decide(observation, forecast, rng)
+        proposed += stack.stopping.decide(observation, forecast, rng)
         decisions, dropped = guard(observation, proposed, self.config.guard)
-        return Verdict(decisions, dropped, forecast)
+        drafts = stack.speculation.decide(observation, forecast, rng)
+        return Verdict(decisions, dropped, feasible(observation, drafts), forecast)
 
     def health(self) -> dict[str, dict[str, float]]:
         """How good the estimators' past answers were: section, metric, value (NaN: unknown)."""
@@ -114,5 +147,5 @@ class Controller:
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
 
-    def _parts(self) -> dict[str, Estimator | PlacementPolicy]:
-        return {**self._estimators.named(), "placement": self._placement}
+    def _parts(self) -> dict[str, Estimator | Policy]:
+        return {**self._estimators.named(), **self._stack.named()}

@@ -14,7 +14,7 @@ import numpy as np
 from steersman.controller.config import GuardConfig
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import NO_VERSION, Observation
-from steersman.policies.decision import Action, Decision
+from steersman.policies.decision import Action, Decision, DraftDecision
 
 PRECEDENCE = (
     Action.STOP,
@@ -71,6 +71,20 @@ def guard(
             seen.add(decision.trajectory_id)
             kept.append(decision)
     return kept, dropped
+
+
+def feasible(observation: Observation, drafts: list[DraftDecision]) -> list[DraftDecision]:
+    """Those that change what a living replica drafts, to something that it can."""
+    r = observation.replicas
+    row = {name: i for i, name in enumerate(r.names)}
+    known = [(d, row[d.replica]) for d in drafts if d.replica in row]
+    return [
+        d
+        for d, i in known
+        if r.alive[i]
+        and 0 <= d.draft_tokens <= r.max_draft_tokens[i]
+        and d.draft_tokens != r.draft_tokens[i]
+    ]
 
 
 class _Check:

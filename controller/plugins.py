@@ -22,6 +22,9 @@ from steersman.estimators.errors import InvalidInputError, UnknownNameError
 
 KINDS = {
     "policies.placement": "placement policy",
+    "policies.prompts": "prompt policy",
+    "policies.stopping": "stopping policy",
+    "policies.speculation": "speculation policy",
     "estimators.length": "length estimator",
     "estimators.throughput": "throughput estimator",
     "estimators.success": "success estimator",

@@ -100,6 +100,11 @@ class TrajectoryTable:
     """Turns it has finished; 0 while a trajectory of one turn is being written."""
     oldest_weight_version: Ints
     """Version that wrote its first token, or `NO_VERSION`."""
+    regret: Floats
+    """Mean of (log-probability of the likeliest token - of the one drawn) over the tokens written
+    since the last observation; NaN where none was, or log-probabilities are not streamed."""
+    repeated_share: Floats
+    """Share of its last tokens that repeat what it wrote before, 0..1; NaN where nobody looks."""
 
     def __len__(self) -> int:
         return len(self.trajectory_id)
@@ -161,6 +166,10 @@ class ReplicaTable:
     be 0."""
     accepted_at: Ints
     """(r, k) those of them that the model accepted."""
+    draft_tokens: Ints
+    """Tokens drafted per sequence and iteration at present; 0: no speculation."""
+    max_draft_tokens: Ints
+    """Most that the engine can be told to draft; 0: it cannot speculate."""
     weight_version: Ints
     iterations: Ints
     """Engine iterations since the engine started."""
@@ -192,6 +201,8 @@ class ReplicaTable:
             prefill_tokens=none,
             drafted_at=none.reshape(0, 0),
             accepted_at=none.reshape(0, 0),
+            draft_tokens=none,
+            max_draft_tokens=none,
             weight_version=none,
             iterations=none,
             busy_s=shares,

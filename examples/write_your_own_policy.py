@@ -5,13 +5,14 @@ Copy it, change `decide`, and name it by its dotted path:
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from steersman.controller.plugins import build
 from steersman.estimators import observation as seen
 from steersman.estimators.forecast import Forecast
+from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.policies.contract import PlacementPolicy, Stateless
 from steersman.policies.decision import Decision, place
 
@@ -19,6 +20,8 @@ from steersman.policies.decision import Decision, place
 @dataclass
 class FewestTokens(Stateless):
     """Its fields are its options; their defaults are what you tested."""
+
+    correctness: ClassVar[CorrectnessClass] = CorrectnessClass.EXACT  # it changes no sample
 
     share: float = 1.0
     """Part of each replica's batch that may be filled, in (0, 1]."""

@@ -128,6 +128,7 @@ class ReplicaStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drafted_at: list[int] = []
     """By draft position; empty without speculation."""
     accepted_at: list[int] = []
+    draft_tokens: int = 0
     iterations: int = 0
     busy_s: float = 0.0
     sequences_run: float = 0.0
@@ -144,6 +145,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int = 256
     max_model_len: int = 32768
     kv_capacity_tokens: int = 0
+    max_draft_tokens: int = 0
     dtype: str = "float32"
     """Element type of the engine's weights: it sets the tolerance of log-probability checks."""
 

@@ -2,21 +2,32 @@
 
 A policy is a dataclass: its fields are its options, with defaults that were tested.  `decide` gets
 values and returns values: no clock (`observation.now_s`), no randomness but `rng`, no I/O.  Learned
-or remembered state is a private field that `state_dict` shows.
+or remembered state is a private field that `state_dict` shows.  Its module's docstring is the
+algorithm, with the source; `correctness` is what acting by it does to the samples.
 
-A policy may say which of its options `steersman tune` searches, and where, in a class variable:
-`TUNABLE: ClassVar[Mapping[str, Range]]`.  The defaults lie within the ranges.
+Class variables that a policy may have:
+
+- `TUNABLE: ClassVar[Mapping[str, Range]]`: which options `steersman tune` searches, and where.  The
+  defaults lie within the ranges.
+- `GUARD: ClassVar[Mapping[str, float]]`: bounds of the configuration's `guard` section (and
+  `max_lag`) that the published rule implies, where it moves or parks more than the defaults allow.
+  They hold where the user's configuration says nothing.
+
+A placement policy of a trainer that asks for more groups than a batch needs also has
+`groups_to_ask` (`Oversampling`).
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from steersman.estimators.forecast import Forecast
-from steersman.estimators.observation import Observation
-from steersman.policies.decision import Decision
+from steersman.estimators.lifecycle import CorrectnessClass
+from steersman.estimators.observation import Ints, Observation
+from steersman.policies.decision import Decision, DraftDecision
+from steersman.policies.prompting import FinishedGroups, PromptChoice, PromptRequest, Selection
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,20 @@ class Range:
         return self.low <= value <= self.high
 
 
-class PlacementPolicy(Protocol):
+class Policy(Protocol):
+    """The part all policies share."""
+
+    correctness: ClassVar[CorrectnessClass]
+    """Of the samples of a run that it steers, on unchanged weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the policy remembers; empty for a stateless one."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace what it remembers."""
+
+
+class PlacementPolicy(Policy, Protocol):
     """Decides where and when trajectories run: place, migrate, isolate, restart, defer, stop."""
 
     def decide(
@@ -51,11 +75,51 @@ class PlacementPolicy(Protocol):
         them sooner or later as long as a replica is alive.
         """
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the policy remembers; empty for a stateless one."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace what it remembers."""
+@runtime_checkable
+class Oversampling(Protocol):
+    """A placement policy whose trainer asks for more groups than its batch needs."""
+
+    def groups_to_ask(self, groups_wanted: int) -> int:
+        """Groups that shall be open in a step that needs `groups_wanted` complete ones, those
+        carried over counted."""
+
+
+class StoppingPolicy(Policy, Protocol):
+    """Decides which running trajectories are not worth finishing."""
+
+    def decide(
+        self, observation: Observation, forecast: Forecast, rng: np.random.Generator
+    ) -> list[Decision]:
+        """Stop decisions for this tick.  Where it depends on chance, with the propensity."""
+
+
+class SpeculationPolicy(Policy, Protocol):
+    """Decides how many tokens each replica drafts ahead of verifying them."""
+
+    def decide(
+        self, observation: Observation, forecast: Forecast, rng: np.random.Generator
+    ) -> list[DraftDecision]:
+        """Changes for this tick, at most one per replica; one without goes on as it is."""
+
+
+class PromptPolicy(Policy, Protocol):
+    """Decides which prompts are rolled out, how often, and what of it is trained on."""
+
+    def choose(self, request: PromptRequest, rng: np.random.Generator) -> PromptChoice:
+        """Prompts to roll out now.  Asked again, with `request.refill` counting, as long as
+        `select` has accepted fewer groups than the batch needs."""
+
+    def extend(self, groups: FinishedGroups, rng: np.random.Generator) -> Ints:
+        """(m,) samples to add to each of the groups, all of whose samples have ended; 0: the group
+        is complete.  Asked again after they have."""
+
+    def select(self, groups: FinishedGroups, rng: np.random.Generator) -> Selection:
+        """Which of the complete groups count towards the batch, and which samples are trained on.
+        Each group is shown once."""
+
+    def learn(self, groups: FinishedGroups) -> None:
+        """Take in complete groups, each shown once, before `select` is asked about them."""
 
 
 class Stateless:

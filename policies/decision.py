@@ -54,6 +54,16 @@ class Decision(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Row in the observation it was taken on (not part of its meaning; -1: look it up)."""
 
 
+class DraftDecision(msgspec.Struct, frozen=True, gc=False):
+    """How many tokens a replica drafts per sequence from now on."""
+
+    replica: str
+    draft_tokens: int
+    """0: no speculation; at most the replica's `max_draft_tokens`."""
+    policy: str
+    reason: str
+
+
 def place(
     observation: Observation, row: int, replica_row: int, policy: str, reason: str
 ) -> Decision:

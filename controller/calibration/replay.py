@@ -123,6 +123,8 @@ class StepWorld:
             restarts=zeros,
             turns=s.turns[rows] * written // np.maximum(s.length[rows], 1),
             oldest_weight_version=zeros + self.number,
+            regret=np.full(len(rows), np.nan),
+            repeated_share=np.full(len(rows), np.nan),
         )
 
     def _groups(self, rows: Ints, ended: Bools) -> GroupTable:

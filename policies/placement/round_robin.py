@@ -6,11 +6,12 @@ once.  Nothing is ever moved.  AReaL's router works like this.  Correctness clas
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from steersman.estimators.forecast import Forecast
+from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.estimators.observation import Observation
 from steersman.policies.contract import PlacementPolicy
 from steersman.policies.decision import Action, Decision
@@ -19,6 +20,8 @@ from steersman.policies.decision import Action, Decision
 @dataclass
 class RoundRobin:
     """No options."""
+
+    correctness: ClassVar[CorrectnessClass] = CorrectnessClass.EXACT
 
     _last: str = field(default="", init=False)
     """Name of the replica that was served last."""

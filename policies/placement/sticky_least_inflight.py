@@ -8,11 +8,12 @@ Correctness class: exact.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from steersman.estimators.forecast import Forecast
+from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.estimators.observation import Observation
 from steersman.policies.contract import PlacementPolicy
 from steersman.policies.decision import Action, Decision
@@ -23,6 +24,8 @@ from steersman.policies.placement._homes import Homes
 @dataclass
 class StickyLeastInflight:
     """No options."""
+
+    correctness: ClassVar[CorrectnessClass] = CorrectnessClass.EXACT
 
     _homes: Homes = field(default_factory=Homes, init=False)
 

@@ -18,12 +18,12 @@ Correctness class: exact.
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from steersman.estimators.forecast import Forecast
-from steersman.estimators.lifecycle import Phase
+from steersman.estimators.lifecycle import CorrectnessClass, Phase
 from steersman.estimators.observation import Ints, Observation
 from steersman.policies.contract import PlacementPolicy
 from steersman.policies.decision import Action, Decision
@@ -37,6 +37,8 @@ REASONS = ("fewest sessions", "returns to its replica", "leaves its replica: fle
 @dataclass
 class StickyLeastLoaded:
     """The defaults are those of SGLang's router as it is started from its command line."""
+
+    correctness: ClassVar[CorrectnessClass] = CorrectnessClass.EXACT
 
     imbalance_requests: float = 64.0
     """Spread of the requests in flight above which pins are ignored; inf: never (SkyRL's rule)."""

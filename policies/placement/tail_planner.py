@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steersman.estimators.forecast import Forecast
-from steersman.estimators.lifecycle import Phase
+from steersman.estimators.lifecycle import CorrectnessClass, Phase
 from steersman.estimators.observation import Ints, Objective, Observation
 from steersman.policies.contract import PlacementPolicy, Range
 from steersman.policies.decision import Action, Decision
@@ -49,6 +49,8 @@ FRESH_METRICS_S = 2.0
 @dataclass
 class TailPlanner:
     """One set of defaults was tried on toy fleets with M of 2-24 ms and c of 0.15-0.8 ms."""
+
+    correctness: ClassVar[CorrectnessClass] = CorrectnessClass.CORRECTED
 
     backlog: int = 2
     """Trajectories kept in a replica's own queue; 0 lets slots idle a tick, many binds early."""

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from support.controllers import steered_by
 from support.fake_fleet import EOS, FakeFleet, reference
 
 from steersman.controller.config import load_config
@@ -57,11 +58,10 @@ def acting(action: Action, replica: str = "") -> Callable[[Observation, int], De
 
 
 def controller(policy: object | None = None, *overrides: str) -> Controller:
-    config = load_config(None, ["tick_s=0.01", "guard.move_cooldown_s=0", *overrides], environ={})
-    built = Controller.from_config(config)
+    said = ("tick_s=0.01", "guard.move_cooldown_s=0", *overrides)
     if policy is not None:
-        built._placement = policy  # type: ignore[assignment]
-    return built
+        return steered_by(policy, *said)
+    return Controller.from_config(load_config(None, said, environ={}))
 
 
 @asynccontextmanager

@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
+from support.controllers import steered_by
 from support.fake_fleet import EOS
 
-from steersman.controller.config import load_config
-from steersman.controller.core import Controller
 from steersman.controller.results import Prompt
 from steersman.controller.session import RolloutSession
 from steersman.controller.trace import reader
@@ -53,8 +52,7 @@ class OneOfEach(Stateless):
 async def test_isolate_restart_and_stop_do_what_they_say(fleet: RayVllmFleet) -> None:
     tail = await fleet.add_replica(pool="tail")
     overrides = ["tick_s=0.02", "guard.move_cooldown_s=0", "guard.max_moves_per_tick=100"]
-    controller = Controller.from_config(load_config(None, overrides, environ={}))
-    controller._placement = OneOfEach(tail)
+    controller = steered_by(OneOfEach(tail), *overrides)
     trace = TraceWriter(None)
     sampling = Sampling(ignore_eos=True, stop_token_ids=(EOS,))
     async with RolloutSession(fleet, controller, trace=trace) as session:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.controllers import steered_by
 from support.statistics import PERMUTATIONS, bigram_permutation, kolmogorov_smirnov
 
-from steersman.controller.config import load_config
 from steersman.controller.core import Controller
 from steersman.controller.results import Group, Prompt, Trajectory
 from steersman.controller.session import RolloutSession
@@ -54,15 +54,9 @@ class Disturb(Stateless):
 
 
 def disturbing(policy: Disturb) -> Controller:
-    overrides = [
-        "tick_s=0.01",
-        "guard.move_cooldown_s=0",
-        "guard.max_moves_per_tick=100000",
-        "placement.name=round_robin",
-    ]
-    controller = Controller.from_config(load_config(None, overrides, environ={}))
-    controller._placement = policy
-    return controller
+    return steered_by(
+        policy, "tick_s=0.01", "guard.move_cooldown_s=0", "guard.max_moves_per_tick=100000"
+    )
 
 
 async def rollout(

@@ -40,6 +40,8 @@ def replica_table(count: int, **columns: Any) -> ReplicaTable:
         prefill_tokens=zeros,
         drafted_at=np.zeros((count, 0), dtype=np.int64),
         accepted_at=np.zeros((count, 0), dtype=np.int64),
+        draft_tokens=zeros,
+        max_draft_tokens=zeros,
         weight_version=zeros,
         iterations=zeros,
         busy_s=noughts,
@@ -90,6 +92,8 @@ def trajectory_table(phase: Sequence[int], group_size: int = 1, **columns: Any) 
         restarts=zeros,
         turns=zeros,
         oldest_weight_version=np.full(n, NO_VERSION),
+        regret=np.full(n, np.nan),
+        repeated_share=np.full(n, np.nan),
     )
     return replace(table, **{name: np.asarray(column) for name, column in columns.items()})
 

@@ -1,0 +1,1 @@
+"""Policies that decide how many tokens each replica drafts ahead of verifying them."""

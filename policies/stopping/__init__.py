@@ -1,0 +1,1 @@
+"""Policies that decide which running trajectories are not worth finishing."""
