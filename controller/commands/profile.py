@@ -1,8 +1,9 @@
-"""`steersman profile list|show|fit|live`: how long an iteration takes on which hardware."""
+"""`steersman profile list|show|fit|live|adapt`: how long an iteration takes on which hardware."""
 
 import argparse
 import asyncio
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -26,11 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--json", action="store_true", help="print one JSON object")
     _add_fit(actions.add_parser("fit", help="fit a profile to tables of measured iterations"))
     _add_live(actions.add_parser("live", help="measure a local fleet, or one that runs"))
+    _add_adapt(actions.add_parser("adapt", help="scale a profile to how long a run's steps took"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Do the action."""
-    actions = {"list": _list, "show": _show, "fit": _fit, "live": _live}
+    actions = {"list": _list, "show": _show, "fit": _fit, "live": _live, "adapt": _adapt}
     return actions[args.action](args)
 
 
@@ -76,6 +78,14 @@ def _add_live(parser: argparse.ArgumentParser) -> None:
     attach.add_argument("--namespace", help="their Ray namespace")
     parser.add_argument("--address", help="of a Ray cluster (start one; to attach: find it)")
     parser.add_argument("--name", default="live", help="of the profile (live)")
+    _add_out(parser)
+
+
+def _add_adapt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=Path, metavar="RUN.jsonl", help="a trace of the run")
+    parser.add_argument(
+        "--profile", required=True, metavar="NAME", help="a shipped one, or a file ending in .json"
+    )
     _add_out(parser)
 
 
@@ -128,6 +138,23 @@ def _fit(args: argparse.Namespace) -> int:
     )
     save_profile(profile, args.out)
     _print(profile, args.json)
+    return 0
+
+
+def _adapt(args: argparse.Namespace) -> int:
+    from steersman.controller.replay.adapting import adapt
+    from steersman.mechanisms.simulated.profile import load_profile, save_profile
+
+    found = adapt(args.trace, load_profile(args.profile))
+    save_profile(found.profile, args.out)
+    error = None if math.isnan(found.error_median) else found.error_median
+    if args.json:
+        print(json.dumps({**asdict(found), "error_median": error}, indent=2))
+        return 0
+    held = "no other step to try it on"
+    if error is not None:
+        held = f"median error {error:.1%} on the {found.held_out_steps} between"
+    print(f"{args.out}: times x {found.factor:.3f}, from {found.fitted_steps} steps; {held}")
     return 0
 
 

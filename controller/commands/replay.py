@@ -21,7 +21,6 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--profile",
-        required=True,
         metavar="NAME",
         help="hardware profile of a replica: a shipped one (`steersman profile list`) or a file",
     )
@@ -63,6 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=3,
         metavar="N",
         help="times that lengths which were cut off are drawn anew (3)",
+    )
+    parser.add_argument(
+        "--groups-wanted",
+        type=int,
+        metavar="N",
+        help="complete groups that a step needs, of all groups in their order; a policy may ask "
+        "for more and carry the rest over (the log's own steps)",
+    )
+    parser.add_argument(
+        "--scenario",
+        type=Path,
+        metavar="FILE.toml",
+        help="mixed replicas, deaths, joins and changes of speed, weight updates of a stream, "
+        "speculation",
     )
     parser.add_argument("-o", "--out", type=Path, metavar="HTML", help="write a report page")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -110,12 +123,12 @@ def _print(summaries: "list[PolicySummary]", assumed: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from steersman.controller.replay.headline import ROWS
+    from steersman.controller.replay.headline import rows_of
 
     console = Console(file=sys.stdout)
     table = Table("tier: simulation", *(s.policy for s in summaries))
-    for label, figure in ROWS.items():
-        table.add_row(label, *(figure(s) for s in summaries))
+    for label, figures in rows_of(summaries):
+        table.add_row(label, *figures)
     console.print(table)
     for sentence in assumed:
         console.print(f"Assumed: {sentence}.")

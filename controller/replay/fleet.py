@@ -1,18 +1,20 @@
-"""The simulated fleet of a replay: so many replicas of a hardware profile."""
+"""The simulated fleet of a replay: so many replicas of a hardware profile, or of several."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from steersman.estimators.errors import InvalidInputError
-from steersman.estimators.observation import Ints, ReplicaTable
-from steersman.mechanisms.simulated.core import SimulatedCore
+from steersman.estimators.observation import Floats, Ints
 from steersman.mechanisms.simulated.profile import HardwareProfile
 from steersman.mechanisms.simulated.spec import ReplicaSpec
 
 HANDOVER_S = 0.02
 """Abort on one replica to arrival at another, as measured on a local Ray cluster (6-20 ms)."""
+POOLS = ("bulk", "tail")
 
 
 @dataclass(frozen=True)
@@ -20,55 +22,108 @@ class FleetPlan:
     """What the replay runs on."""
 
     profile: HardwareProfile
+    """Of every replica, unless `profiles` says otherwise."""
     replicas: int
+    """Those that join later included."""
     speeds: Sequence[float] = ()
     """Speed of each replica (1: as the profile says); empty: all 1."""
     handover_s: float = HANDOVER_S
     image_encode_s: float = 0.0
     """Seconds that encoding one image of a prompt takes, on a replica of speed 1."""
+    profiles: Sequence[HardwareProfile] = ()
+    """Of each replica: mixed hardware; empty: all are of `profile`."""
+    pools: Sequence[str] = ()
+    """Of each replica; empty: all in bulk."""
+    absent: Sequence[int] = ()
+    """Replicas that are not there at the beginning: an event lets them join."""
+    prefix_cache_share: float | None = None
+    """Of the KV cache: what prompts that nobody uses, and contexts that wait for a tool, may take
+    before they are forgotten, so that a turn need not compute its whole context again; None:
+    prompts are kept as long as there is room, contexts are not kept."""
+    acceptance: tuple[float, ...] = ()
+    """Probability that draft position i is accepted given that all before it were; empty: the
+    engines cannot speculate."""
+    draft_token_s: float = 0.0
+    """Seconds that drafting one position takes, at speed 1; next to none for suffix or n-gram
+    lookup."""
+    draft_tokens: int = 0
+    """Drafted at the beginning."""
+    best_speeds: Sequence[float] = ()
+    """Highest that each replica ever has, where events change them; empty: `speeds`."""
+    best_acceptance: tuple[float, ...] = ()
+    """Highest of each position, likewise; empty: `acceptance`."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise InvalidInputError(f"replicas is {self.replicas}; valid: 1 or more")
-        if self.speeds and len(self.speeds) != self.replicas:
+        for name in ("speeds", "profiles", "pools", "best_speeds"):
+            given = getattr(self, name)
+            if given and len(given) != self.replicas:
+                raise InvalidInputError(
+                    f"{len(given)} {name} for {self.replicas} replicas; valid: one for each"
+                )
+        for pool in self.pools:
+            if pool not in POOLS:
+                raise InvalidInputError(f"pool is {pool!r}; valid: {', '.join(POOLS)}")
+        for chance in self.acceptance:
+            if not 0 <= chance <= 1:
+                raise InvalidInputError(f"acceptance is {chance}; valid: from 0 to 1")
+        if not 0 <= self.draft_token_s < math.inf:
+            raise InvalidInputError(f"draft_token_s is {self.draft_token_s}; valid: 0 or more")
+        if not 0 <= self.draft_tokens <= len(self.acceptance):
             raise InvalidInputError(
-                f"{len(self.speeds)} speeds for {self.replicas} replicas; valid: one for each"
+                f"draft_tokens is {self.draft_tokens}; valid: 0 to {len(self.acceptance)}, the "
+                "positions that acceptance tells of"
             )
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Of the replicas, in order."""
         return tuple(f"replica-{i}" for i in range(self.replicas))
 
+    @property
+    def each(self) -> Sequence[HardwareProfile]:
+        """Profile of each replica."""
+        return self.profiles or (self.profile,) * self.replicas
+
+    @property
+    def described(self) -> str:
+        """For a person: "8 x NAME", or several of these."""
+        names = [profile.name for profile in self.each]
+        return " + ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+    @property
+    def pool_of(self) -> tuple[str, ...]:
+        """Pool of each replica."""
+        return tuple(self.pools) or (POOLS[0],) * self.replicas
+
+    @property
+    def speed(self) -> Floats:
+        """(r,)"""
+        return np.array(self.speeds or (1.0,) * self.replicas, dtype=np.float64)
+
+    @cached_property
+    def slots(self) -> Ints:
+        """(r,) sequences that each runs at once, at most."""
+        return np.array([profile.max_num_seqs for profile in self.each])
+
+    @cached_property
+    def kv_capacity_tokens(self) -> Ints:
+        """(r,) 0: unlimited."""
+        return np.array([profile.kv_capacity_tokens for profile in self.each])
+
     def specs(self) -> list[ReplicaSpec]:
         """Of the replicas, in order."""
-        speeds = self.speeds or (1.0,) * self.replicas
-        return [replace(self.profile.replica_spec(), speed=speed) for speed in speeds]
-
-
-def replica_table(
-    core: SimulatedCore, plan: FleetPlan, weight_version: int, forgiven: Ints
-) -> ReplicaTable:
-    """The simulated engines' figures, as live ones report them, never late."""
-    s, r = core.state(), plan.replicas
-    capacity = plan.profile.kv_capacity_tokens
-    return ReplicaTable(
-        names=plan.names,
-        pools=("bulk",) * r,
-        alive=s.alive.astype(np.bool_),
-        running=s.running.astype(np.int64),
-        waiting=s.waiting.astype(np.int64),
-        kv_cache_usage=s.kv_tokens / capacity if capacity else np.zeros(r),
-        kv_capacity_tokens=np.full(r, capacity),
-        max_num_seqs=np.full(r, plan.profile.max_num_seqs),
-        preemptions=s.preemptions.astype(np.int64) - forgiven,
-        prefix_hit_share=np.zeros(r),
-        prefill_tokens=s.prefill_tokens.astype(np.int64),
-        drafted_at=np.zeros((r, 0), dtype=np.int64),
-        accepted_at=np.zeros((r, 0), dtype=np.int64),
-        weight_version=np.full(r, weight_version),
-        iterations=s.iterations.astype(np.int64),
-        busy_s=s.busy_s,
-        sequences_run=s.sequences_run,
-        metrics_age_s=np.zeros(r),
-    )
+        pairs = zip(self.each, self.speed.tolist(), strict=True)
+        specs = [replace(profile.replica_spec(), speed=speed) for profile, speed in pairs]
+        share = self.prefix_cache_share
+        if share is None:
+            return specs
+        return [
+            replace(
+                spec,
+                keeps_kv_between_turns=True,
+                prefix_cache_tokens=share * spec.kv_capacity_tokens,
+            )
+            for spec in specs
+        ]

@@ -1,6 +1,6 @@
 """The figures that a replay is read by, as text: the same in a terminal and on a page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from steersman.controller.replay.summary import Interval, PolicySummary
 
@@ -27,3 +27,16 @@ ROWS: dict[str, Callable[[PolicySummary], str]] = {
     "load beyond the profile's": lambda s: f"{s.unsupported_share:.1%}",
 }
 """The figures of a policy, by what they say, in the order of a table."""
+
+SOMETIMES: dict[str, Callable[[PolicySummary], str]] = {
+    "stopped, restarted, expired": lambda s: f"{s.stopped:,}, {s.restarted:,}, {s.expired:,}",
+    "tokens thrown away": lambda s: f"{s.discarded_tokens:,}",
+}
+"""Shown where any of it is not 0."""
+
+
+def rows_of(summaries: Sequence[PolicySummary]) -> Iterator[tuple[str, list[str]]]:
+    """What a table of these policies says, line by line."""
+    cut = any(s.stopped or s.restarted or s.expired for s in summaries)
+    for label, figure in ({**ROWS, **SOMETIMES} if cut else ROWS).items():
+        yield label, [figure(s) for s in summaries]

@@ -6,7 +6,11 @@ import numpy as np
 
 from steersman.estimators.observation import Floats, Ints
 
-ENDINGS = ("finished", "truncated", "migrated", "deferred", "stopped", "lost")
+ENDINGS = (
+    "finished", "truncated", "migrated", "deferred", "stopped", "lost", "restarted", "expired",
+    "interrupted",
+)  # fmt: skip
+"""Interrupted: by a weight update that aborts what runs."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,12 @@ class Intervals:
             return
         begun = [self._open.pop(row) for row in rows.tolist()]
         replica, start_s, first = (np.array(column) for column in zip(*begun, strict=True))
+        if (start_s > end_s).any():  # on its way there, it had not begun
+            came = start_s <= end_s
+            rows, end_s, tokens, replica = rows[came], end_s[came], tokens[came], replica[came]
+            start_s, first = start_s[came], first[came]
+            if not len(rows):
+                return
         self.latest_s = max(self.latest_s, float(end_s.max()))
         kind = np.full(len(rows), ENDINGS.index(ending))
         self._parts.append((rows, replica, start_s, end_s, first, tokens, kind))

@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 
 from steersman.controller.replay import plots
-from steersman.controller.replay.headline import ROWS
+from steersman.controller.replay.headline import rows_of
 from steersman.controller.replay.picture import find_step, replay_bars, replay_load, slowest_step
 from steersman.controller.replay.run import Result, StepResult
 from steersman.controller.replay.study import Comparison
@@ -20,6 +20,7 @@ from steersman.controller.report.html import (
     write_document,
 )
 from steersman.controller.report.load import Load, load_figures
+from steersman.mechanisms.simulated.profile import HardwareProfile
 
 STEPS_SHOWN = 20
 """Steps in the table of work done; more are a table that nobody reads."""
@@ -36,27 +37,27 @@ def write_page(out: Path, comparison: Comparison) -> None:
 
 
 def _head(c: Comparison) -> str:
-    profile, steps = c.plan.profile, len(c.workloads[0].steps)
-    amount = "One stream" if c.stream else f"{steps} step{'s' * (steps != 1)}"
+    plan, steps = c.plan, len(c.workloads[0].steps)
+    kinds = f": {plan.described}" if plan.profiles else f" of {plan.profile.name}"
+    amount = "Overlapping steps" if c.stream else f"{steps} step{'s' * (steps != 1)}"
     names = " against ".join(escape(s.policy) for s in c.summaries)
     return (
         f'<header><p class="kicker">Steersman replay <b class="tier">tier: {TIER}</b></p>'
         f'<h1>{names}</h1><p class="sub">{amount}, '
-        f"{c.workloads[0].trajectories:,} trajectories, on {c.plan.replicas} simulated replicas of "
-        f"{escape(profile.name)}.</p>{legend([s.policy for s in c.summaries])}</header>"
+        f"{c.workloads[0].trajectories:,} trajectories, on {c.plan.replicas} simulated replicas"
+        f"{escape(kinds)}.</p>{legend([s.policy for s in c.summaries])}</header>"
     )
 
 
 def _headline(c: Comparison) -> str:
     head = ["", *(chip(i, s.policy) for i, s in enumerate(c.summaries))]
-    rows = [[escape(text), *(figure(s) for s in c.summaries)] for text, figure in ROWS.items()]
+    rows = [[escape(text), *figures] for text, figures in rows_of(c.summaries)]
     return f"<section><h2>In numbers</h2>{table('figures', head, rows)}</section>"
 
 
 def _grounds(c: Comparison) -> str:
-    profile, count = c.plan.profile, len(c.workloads)
-    lowest, highest = profile.batch_range
-    fitted = f"batches of {lowest} to {highest}" if highest else "no measurement"
+    count = len(c.workloads)
+    hardware = "; ".join(_hardware(profile) for profile in dict.fromkeys(c.plan.each))
     beyond = "; ".join(_beyond(s.policy, s.unsupported_share) for s in c.summaries)
     drawn = (
         f"Lengths that were cut off in the log were drawn {count} times; figures are means, and "
@@ -77,9 +78,17 @@ def _grounds(c: Comparison) -> str:
         '<section class="caveat"><h2>What this shows, and what it does not</h2>'
         "<p>A simulation. Every policy is the one that runs live; the fleet below it is a model, "
         f"and each trajectory is as long as the log says. {spread} {drawn}</p>"
-        f"<p>Hardware: {escape(profile.name)}, {profile.max_num_seqs} slots and "
-        f"{profile.kv_capacity_tokens:,} tokens of KV cache per replica, fitted on {fitted}. "
+        f"<p>Hardware, per replica: {hardware}. "
         f"Share of the replica time at a load beyond that: {beyond}.</p>{listed}</section>"
+    )
+
+
+def _hardware(profile: HardwareProfile) -> str:
+    lowest, highest = profile.batch_range
+    fitted = f"batches of {lowest} to {highest}" if highest else "no measurement"
+    return (
+        f"{escape(profile.name)}, {profile.max_num_seqs} slots and {profile.kv_capacity_tokens:,} "
+        f"tokens of KV cache, fitted on {fitted}"
     )
 
 
@@ -123,7 +132,7 @@ def _slowest(c: Comparison) -> str:
     number = slowest_step(first)
     chosen = [find_step(result, number) for result in first]
     axis_s = max(step.makespan_s for step in chosen if step is not None) * 1.02
-    slots = f"{c.plan.replicas * c.plan.profile.max_num_seqs:,}"
+    slots = f"{c.plan.slots.sum():,}"
     loads: list[Load | None] = []
     pictures, used = "", set[str]()
     for result, step in zip(first, chosen, strict=True):

@@ -27,21 +27,20 @@ def replay_load(result: Result, step: StepResult, bars: list[Bar], plan: FleetPl
     time_s = np.array(result.samples.time_s)
     usage = np.stack(result.samples.kv_cache_usage)
     kv_usage = {name: (time_s, usage[:, row]) for row, name in enumerate(plan.names)}
-    return load_of(bars, dict.fromkeys(plan.names, plan.profile.max_num_seqs), span_s, kv_usage)
+    slots = dict(zip(plan.names, plan.slots.tolist(), strict=True))
+    return load_of(bars, slots, span_s, kv_usage)
 
 
 def replay_bars(result: Result, step: StepResult, workload: Workload, plan: FleetPlan) -> list[Bar]:
     """The attempts that ran in `step`."""
     a = result.attempts
-    # rows are numbered as they are admitted, step after step
-    prompt_tokens = np.concatenate([asked.prompt_tokens for asked in workload.steps])
     ran = (a.start_s < step.start_s + step.makespan_s) & (a.end_s > step.start_s)
     return [
         Bar(
             trajectory_id=int(a.trajectory[k]),
             replica=plan.names[int(a.replica[k])],
             start_s=float(a.start_s[k]),
-            prefix_tokens=int(prompt_tokens[a.trajectory[k]] + a.first_token[k]),
+            prefix_tokens=int(result.prompt_tokens[a.trajectory[k]] + a.first_token[k]),
             end_s=float(a.end_s[k]),
             tokens=int(a.last_token[k] - a.first_token[k]),
             ending=ENDINGS[int(a.ending[k])],

@@ -11,6 +11,8 @@ from steersman.controller.replay.turns import Turns
 from steersman.controller.replay.workload import Asked, Workload, workload_of
 from steersman.controller.runs.importing import import_run
 from steersman.controller.runs.table import read_run
+from steersman.controller.trace import records
+from steersman.controller.trace.reader import TraceReader
 from steersman.estimators.errors import InvalidInputError
 
 RUN_TABLES, TRACES, TABLES = (".parquet",), (".jsonl",), (".csv", ".csv.gz")
@@ -38,6 +40,26 @@ def load_workload(path: Path, plan: Plan) -> Workload:
         return Workload([_asked(number, step) for number, step in enumerate(steps)], assumed)
     valid = ", ".join((*RUN_TABLES, *TRACES, *TABLES))
     raise InvalidInputError(f"{path} cannot be replayed; valid: a file ending in {valid}")
+
+
+def weight_times(path: Path) -> tuple[float, ...]:
+    """When a trace's weight updates began, in seconds since its first request.
+
+    Run tables do not tell.  A push before the first request is not one of the rollout's.
+    """
+    begun_s, pushed_s = None, list[float]()
+    if path.name.endswith(TRACES):
+        for record in TraceReader(path):
+            if begun_s is None and isinstance(record, records.AttemptStarted):
+                begun_s = record.t_s
+            elif begun_s is not None and isinstance(record, records.WeightsPushed):
+                pushed_s.append(max(record.t_s - record.seconds - begun_s, 0.0))
+    if not pushed_s:
+        raise InvalidInputError(
+            f"{path} tells no weight updates; valid: a trace (.jsonl) that does, or weights.at_s "
+            "as a list of seconds"
+        )
+    return tuple(pushed_s)
 
 
 def _asked(number: int, step: Step) -> Asked:

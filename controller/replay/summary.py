@@ -54,6 +54,11 @@ class PolicySummary:
     truncated: int
     deferred: int
     moves: int
+    stopped: int
+    restarted: int
+    expired: int
+    discarded_tokens: int
+    """Written in vain by what was restarted or expired; `tokens` are those of answers."""
     mean_length_asked: float
     mean_length_kept: float
     """Of answers in their own step: below `mean_length_asked` if long ones were put off."""
@@ -78,8 +83,9 @@ def summarize(
 ) -> list[PolicySummary]:
     """`results` [policy][imputation], each of the `workloads` [imputation].
 
-    A stream's batches are not the same for all policies: it counts as one long step, and one sample
-    has no interval.
+    With `stream` the results' steps are not the workload's, nor the same for all policies (a
+    stream's batches, steps of `groups_wanted`): they count as one long step, and one sample has no
+    interval.
     """
     if stream:
         workloads = [replace(w, steps=[w.groups().whole]) for w in workloads]
@@ -96,19 +102,22 @@ def summarize(
     ]
 
 
+COUNTS = (
+    "finished", "truncated", "deferred", "moves", "stopped", "restarted", "expired", "tokens",
+    "discarded_tokens",
+)  # fmt: skip
+
+
 def _as_one_step(run: Result) -> Result:
     first, last = run.steps[0], run.steps[-1]
+    total = {name: sum(getattr(s, name) for s in run.steps) for name in ("asked", *COUNTS)}
+    lengths = [s.asked * s.mean_length_asked for s in run.steps if s.asked]
     whole = replace(
         first,
         makespan_s=last.start_s + last.makespan_s - first.start_s,
-        asked=sum(s.asked for s in run.steps),
-        finished=sum(s.finished for s in run.steps),
-        truncated=sum(s.truncated for s in run.steps),
-        deferred=sum(s.deferred for s in run.steps),
-        moves=sum(s.moves for s in run.steps),
-        tokens=sum(s.tokens for s in run.steps),
-        mean_length_asked=sum(s.tokens for s in run.steps) / sum(s.asked for s in run.steps),
-        mean_length_kept=sum(s.tokens for s in run.steps) / sum(s.finished for s in run.steps),
+        mean_length_asked=sum(lengths) / max(total["asked"], 1),
+        mean_length_kept=total["tokens"] / max(total["finished"], 1),
+        **total,
     )
     return replace(run, steps=[whole])
 
@@ -157,11 +166,7 @@ def _policy(
         efficiency=_interval(float(efficiency.mean()), efficiency[drawn].mean(axis=1)),
         bubble_share=float(shares[0]),
         slots_used_share=float(shares[1]),
-        tokens=sum(s.tokens for s in steps) // count,
-        finished=sum(s.finished for s in steps) // count,
-        truncated=sum(s.truncated for s in steps) // count,
-        deferred=sum(s.deferred for s in steps) // count,
-        moves=sum(s.moves for s in steps) // count,
+        **{name: sum(getattr(s, name) for s in steps) // count for name in COUNTS},
         mean_length_asked=float(np.mean([s.mean_length_asked for s in asked])),
         mean_length_kept=float(np.mean([s.mean_length_kept for s in kept])),
         preemptions=sum(run.preemptions for run in runs) // count,
@@ -184,8 +189,9 @@ def _shares(run: Result, plan: FleetPlan) -> tuple[float, float]:
     ends = np.array([s.start_s + s.makespan_s for s in run.steps])
     starts = np.array([s.start_s for s in run.steps])
     until = ends[np.searchsorted(starts, time_s, side="right") - 1]
-    held = np.clip(np.minimum(np.append(time_s[1:], until[-1]), until) - time_s, 0.0, None)
-    total = max(float(held.sum()) * running.shape[1], 1e-9)
-    idle = float((held[:, None] * (running == 0)).sum())
-    taken = float((held[:, None] * running).sum()) / plan.profile.max_num_seqs
-    return idle / total, taken / total
+    held = np.clip(np.minimum(np.append(time_s[1:], until[-1]), until) - time_s, 0.0, None)[:, None]
+    alive = np.stack(run.samples.alive)
+    total = max(float((held * alive).sum()), 1e-9)
+    idle = float((held * (alive & (running == 0))).sum())
+    slots = max(float((held * alive * plan.slots).sum()), 1e-9)
+    return idle / total, float((held * running).sum()) / slots

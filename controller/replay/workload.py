@@ -7,7 +7,7 @@ draws it anew from the lengths beyond it, of its own prompt if there are enough,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,11 @@ OWN_LENGTHS = 5
 """Longer samples of its own prompt from which a censored length is drawn."""
 NO_CAP = 1 << 20
 """Token cap where the log tells none and nothing was truncated."""
+NEVER, NOT_TOLD = -1, -2
+"""In `loops_from`: it never only repeats itself; nobody looked."""
+COLUMNS = ("prompt_tokens", "length", "max_new_tokens", "censored", "reward", "images")
+SHARED = ("regret", "loops_from")
+"""Columns of trajectories, and those of them that may hold one value for all."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class Asked:
     images: Ints
     """(n,) in the prompt."""
     turns: Turns
+    regret: Floats = field(default_factory=lambda: np.full(1, np.nan))
+    """(n,), or (1,) of all: mean regret of its tokens (`TrajectoryTable`); NaN: not known."""
+    loops_from: Ints = field(default_factory=lambda: np.full(1, NOT_TOLD))
+    """(n,), or (1,) of all: token from which on it only repeats itself, `NEVER` or `NOT_TOLD`."""
 
     @property
     def truncated(self) -> Bools:
@@ -51,6 +60,14 @@ class Asked:
 
     def __len__(self) -> int:
         return len(self.length)
+
+    def of(self, rows: Ints) -> "Asked":
+        """Some of the trajectories, in that order; groups keep their rows."""
+        own: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
+        for name in SHARED:
+            own[name] = np.broadcast_to(getattr(self, name), len(self))[rows]
+        turns = self.turns.of(rows)
+        return replace(self, group_row=self.group_row[rows], turns=turns, **own)
 
 
 @dataclass(frozen=True)
@@ -76,7 +93,10 @@ class Workload:
         def joined_turns(name: str) -> Any:
             return np.concatenate([getattr(step.turns, name) for step in self.steps])
 
-        names = ("prompt_tokens", "length", "max_new_tokens", "censored", "reward", "images")
+        def joined_shared(name: str) -> Any:
+            parts = [np.broadcast_to(getattr(step, name), len(step)) for step in self.steps]
+            return np.concatenate(parts)
+
         turns = ("count", "tokens", "wait_s", "extra_tokens")
         return Groups(
             Asked(
@@ -84,7 +104,8 @@ class Workload:
                 prompt_key=joined("prompt_key"),
                 group_row=np.concatenate(rows),
                 turns=Turns(*(joined_turns(name) for name in turns)),
-                **{name: joined(name) for name in names},
+                **{name: joined(name) for name in COLUMNS},
+                **{name: joined_shared(name) for name in SHARED},
             )
         )
 
@@ -127,18 +148,9 @@ class Groups:
         """The groups `first` .. `last` - 1, asked for in a step."""
         w = self.whole
         begin, end = np.searchsorted(w.group_row, [first, last])
-        rows = slice(int(begin), int(end))
-        return Asked(
-            step=step,
-            prompt_key=w.prompt_key[first:last],
-            group_row=w.group_row[rows] - first,
-            prompt_tokens=w.prompt_tokens[rows],
-            length=w.length[rows],
-            max_new_tokens=w.max_new_tokens[rows],
-            censored=w.censored[rows],
-            reward=w.reward[rows],
-            images=w.images[rows],
-            turns=w.turns.of(np.arange(int(begin), int(end))),
+        part = w.of(np.arange(int(begin), int(end)))
+        return replace(
+            part, step=step, prompt_key=w.prompt_key[first:last], group_row=part.group_row - first
         )
 
 
@@ -194,15 +206,9 @@ def _part(whole: Asked, number: int, rows: Ints) -> Asked:
     prompt = whole.prompt_key[rows][first]
     # a prompt without a name is one of its own
     own = (1 << 40) + (int(number) << 20) + np.arange(len(first))
-    return Asked(
+    return replace(
+        whole.of(rows),
         step=int(number),
         prompt_key=np.where(prompt < 0, own, prompt),
         group_row=group_row,
-        prompt_tokens=whole.prompt_tokens[rows],
-        length=whole.length[rows],
-        max_new_tokens=whole.max_new_tokens[rows],
-        censored=whole.censored[rows],
-        reward=whole.reward[rows],
-        images=whole.images[rows],
-        turns=whole.turns.of(rows),
     )

@@ -6,6 +6,7 @@ CSS = """
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #aa5a92;
   --finished: #9dbcd4; --truncated: #8a929b; --migrated: #e69f00; --deferred: #a4458a;
   --stopped: #009e73; --lost: #c1121f; --open: #c9ced4; --good: #0b7a5b; --bad: #c1121f;
+  --restarted: #6a4c93;
 }
 @media (prefers-color-scheme: dark) {
   :root {
@@ -13,6 +14,7 @@ CSS = """
     --c0: #56b4e9; --c1: #f08a3c; --c2: #2fc297; --c3: #d89ac4;
     --finished: #4a6f8c; --truncated: #7b848e; --migrated: #e6a817; --deferred: #d07ab5;
     --stopped: #2fc297; --lost: #ff6b6b; --open: #4b535c; --good: #4fd1a5; --bad: #ff6b6b;
+    --restarted: #a98be0;
   }
 }
 * { box-sizing: border-box; }
@@ -83,7 +85,9 @@ svg .label { font-size: 12.5px; } svg .note { font-size: 11.5px; fill: var(--ink
 .migrated { fill: var(--migrated); background: var(--migrated); }
 .deferred { fill: var(--deferred); background: var(--deferred); }
 .stopped { fill: var(--stopped); background: var(--stopped); }
-.lost { fill: var(--lost); background: var(--lost); }
+:is(.lost, .expired) { fill: var(--lost); background: var(--lost); }
+.restarted { fill: var(--restarted); background: var(--restarted); }
+.interrupted { fill: var(--migrated); background: var(--migrated); }
 .open { fill: var(--open); background: var(--open); }
 .mark { stroke: var(--card); stroke-width: .8; }
 .decisions td:last-child { min-width: 320px; color: var(--muted); }

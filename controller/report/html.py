@@ -11,7 +11,10 @@ COLOURS = 4
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 """The lines differ by more than their colour."""
 
-ENDINGS = ("finished", "truncated", "migrated", "deferred", "stopped", "lost", "open")
+ENDINGS = (
+    "finished", "truncated", "migrated", "deferred", "stopped", "restarted", "expired",
+    "interrupted", "lost", "open",
+)  # fmt: skip
 """How an attempt can end; also the CSS classes of the timeline's bars."""
 
 

@@ -80,6 +80,11 @@ REPLICA = np.dtype(
         ("preemptions", "i8"),
     ]
 )
+TIMES = (
+    "fixed_s", "sequence_s", "token_s", "knee_token_s", "prefill_token_s", "prefill_step_s",
+    "request_s", "debt_s",
+)  # fmt: skip
+"""What a replica's speed divides: columns of `REPLICA`."""
 FINISH = np.dtype(
     [
         ("v", "f8"),  # the replica's virtual time when the turn is written

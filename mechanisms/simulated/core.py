@@ -42,6 +42,7 @@ from steersman.mechanisms.simulated import _kernel
 from steersman.mechanisms.simulated._state import (
     EVENT,
     NONE,
+    TIMES,
     Records,
     batch_record,
     empty_state,
@@ -74,6 +75,8 @@ class SimulatedCore:
         self._log = np.zeros(_LOG_ROWS, EVENT)
         self._unreported: list[Records] = []
         """What calls other than `advance` caused."""
+        self._fixed_s: list[float] = []
+        """(r,) of each replica's specification, at speed 1."""
 
     @property
     def now_s(self) -> float:
@@ -118,6 +121,7 @@ class SimulatedCore:
         s.queues["head"][r] = s.queues["tail"][r] = NONE
         s.next_s[r] = math.inf
         self._replicas = r + 1
+        self._fixed_s.append(spec.fixed_s)
         return r
 
     def submit(self, rows: ArrayLike, replicas: ArrayLike, at_s: float = -math.inf) -> None:
@@ -174,11 +178,37 @@ class SimulatedCore:
         self._unreported.append(log[: _kernel.new_weights(self._state, replica, self._now_s, log)])
 
     def set_speculation(
-        self, replica: int, tokens_per_iteration: float, cost_factor: float
+        self,
+        replica: int,
+        tokens_per_iteration: float,
+        cost_factor: float,
+        draft_s: float = 0.0,
     ) -> None:
-        """Change both, meanings as in `ReplicaSpec`; (1, 1) turns speculation off."""
+        """Change both, meanings as in `ReplicaSpec`; (1, 1) turns speculation off.
+
+        `draft_s` is what drafting adds to an iteration, whatever the batch, at speed 1.
+        """
         ReplicaSpec(1.0, tokens_per_iteration=tokens_per_iteration, cost_factor=cost_factor)
-        self._set(replica, tokens_per_iteration=tokens_per_iteration, cost_factor=cost_factor)
+        check({"draft_s": 0 <= draft_s < math.inf}, "replica")
+        self._check_replica(replica)
+        fixed_s = (self._fixed_s[replica] + draft_s) / self._state.replicas["speed"][replica]
+        self._set(
+            replica,
+            tokens_per_iteration=tokens_per_iteration,
+            cost_factor=cost_factor,
+            fixed_s=fixed_s,
+        )
+
+    def set_speed(self, replica: int, speed: float) -> None:
+        """From now on everything there takes 1 / `speed` of its specification's time."""
+        ReplicaSpec(1.0, speed=speed)
+        self._check_replica(replica)
+        record = self._state.replicas[replica]
+        factor = float(record["speed"]) / speed
+        _kernel.sync(self._state.replicas, self._state.heap, replica, self._now_s)
+        changed = {name: float(record[name]) * factor for name in TIMES}
+        self._state.batch_s[replica] *= factor
+        self._set(replica, speed=speed, **changed)
 
     def advance(self, until_s: float, stop_on: Collection[EventKind] = ()) -> Events:
         """Let time pass until `until_s`, or to the first moment with an event of `stop_on`.

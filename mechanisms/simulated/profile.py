@@ -21,9 +21,9 @@ and `overhead_source` says from where.
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import overload
+from typing import Self, overload
 
 import msgspec
 import numpy as np
@@ -33,6 +33,11 @@ from steersman.estimators.forecast import KNEE
 from steersman.estimators.observation import Floats
 from steersman.mechanisms.simulated.spec import ReplicaSpec
 
+TIMES = (
+    "fixed_s", "sequence_s", "token_s", "prefill_token_s", "overhead_s", "overhead_sequence_s",
+    "prefill_step_s", "request_s", "knee_s",
+)  # fmt: skip
+"""Fields of a profile that are seconds."""
 FOLDER = Path(__file__).parent / "profiles"
 """The files that are shipped."""
 
@@ -146,6 +151,14 @@ class HardwareProfile:
             batch_s=table,
         )
 
+    def slowed(self, factor: float) -> Self:
+        """With every time multiplied."""
+        if not 0 < factor < math.inf:
+            raise InvalidInputError(f"profile {self.name!r} cannot be slowed {factor} times")
+        times = {name: factor * getattr(self, name) for name in TIMES}
+        points = tuple(factor * seconds for seconds in self.batch_point_s)
+        return replace(self, batch_point_s=points, **times)
+
     def prefill_s(self, prompt_tokens: float) -> float:
         """Seconds that computing `prompt_tokens` (> 0) adds to one iteration."""
         return self.prefill_step_s + self.prefill_token_s * prompt_tokens
@@ -191,19 +204,7 @@ def save_profile(profile: HardwareProfile, path: Path) -> None:
 
 def _problem(p: HardwareProfile) -> str | None:
     """What cannot be right."""
-    amounts = [
-        "fixed_s",
-        "sequence_s",
-        "token_s",
-        "prefill_token_s",
-        "overhead_s",
-        "overhead_sequence_s",
-        "prefill_step_s",
-        "request_s",
-        "knee_s",
-        "kv_capacity_tokens",
-    ]
-    for name in amounts:
+    for name in (*TIMES, "kv_capacity_tokens"):
         value = getattr(p, name)
         if not 0 <= value < float("inf"):
             return f"{name} is {value}; valid: 0 or more"

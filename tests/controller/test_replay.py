@@ -119,7 +119,7 @@ def test_the_same_seed_gives_the_same_replay() -> None:
 def test_a_stream_keeps_so_many_groups_open_and_delivers_all_in_batches() -> None:
     given_ = workload(steps=3, groups=7)
     options = Options(inflight_groups=5, batch_groups=4)
-    run = replay(given_, FleetPlan(PROFILE, 2), config(), options)
+    run = replay(given_, FleetPlan(PROFILE, 2), config("tail_planner", "max_lag=9"), options)
     lengths = np.concatenate([step.length for step in given_.steps])
     assert tokens_written(run) == dict(enumerate(lengths.tolist()))
     assert sum(step.finished for step in run.steps) == len(lengths)
@@ -219,7 +219,7 @@ def test_a_lost_replica_sends_its_trajectories_back_to_wait() -> None:
 
 def test_a_decision_that_does_not_fit_changes_nothing() -> None:
     world, rows = world_with()
-    wrong = [decision(rows[0], Action.MIGRATE, "replica-1"), decision(rows[1], Action.STOP)]
+    wrong = [decision(rows[0], Action.MIGRATE, "replica-1"), decision(rows[1], Action.RESTART)]
     assert world.apply([*wrong, decision(rows[2], Action.PLACE, "no-such-replica")]) == 0
     assert (world.ints["phase"][rows] == Phase.QUEUED).all()
 

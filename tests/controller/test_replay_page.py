@@ -128,7 +128,7 @@ def test_a_stream_is_shown_by_its_batches(tmp_path: Path) -> None:
         small_workload(steps=4), imputations=1, options=Options(inflight_groups=3, batch_groups=2)
     )
     html = page(tmp_path, stream)
-    assert "One stream, 32 trajectories" in html
+    assert "Overlapping steps, 32 trajectories" in html
     assert "Efficiency of each step" not in html
     assert "one sample, which has no interval" in html
     first = [runs[0] for runs in stream.results]
