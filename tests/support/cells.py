@@ -1,0 +1,27 @@
+"""Results of made-up games."""
+
+import msgspec
+
+from steersman.controller.tournament.cell import Cell, Game
+
+
+def cell(policy: str, seed: int, seconds: float, useful: float = 1000.0, **more: object) -> Cell:
+    figures = {
+        "game": Game("strong_tail", "placement", policy, seed),
+        "correctness": "exact",
+        "seconds": seconds,
+        "useful": useful,
+        "tokens": 1200,
+        "wasted_share": 0.0,
+        **dict.fromkeys(
+            ("finished", "truncated", "stopped", "deferred", "restarted", "expired", "moves"), 0
+        ),
+        "preemptions": 0,
+        "mean_length_asked": 100.0,
+        "mean_length_kept": 90.0,
+        "bound_s": 5.0,
+        "clairvoyant_s": 8.0,
+        "tick_ms_p99": 3.0,
+        **more,
+    }
+    return msgspec.convert(figures, Cell)
