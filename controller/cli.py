@@ -32,6 +32,10 @@ COMMANDS = {
         "steersman.controller.commands.tune",
         "search a policy's options on a run's own lengths",
     ),
+    "tournament": (
+        "steersman.controller.commands.tournament",
+        "compare all policies on all workloads, on a simulated fleet",
+    ),
     "import": (
         "steersman.controller.commands.import_run",
         "turn a trainer's logs into a run table, the input of replay",

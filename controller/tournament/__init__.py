@@ -1,0 +1,1 @@
+"""A tournament: policies on workloads, in the simulator, one table."""

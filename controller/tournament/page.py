@@ -1,0 +1,113 @@
+"""The HTML page of a tournament: one table of ratios, those that change work apart, all figures."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from steersman.controller.report.html import table, write_document
+from steersman.controller.tournament.cell import Settings
+from steersman.controller.tournament.standing import EXACT, Row
+from steersman.controller.tournament.workloads import arenas
+
+TIER = "simulation"
+HEAD = (
+    "policy", "class", "time", "95 %", "efficiency", "of clairvoyant", "useful", "kept / asked",
+    "wasted", "tick p99",
+)  # fmt: skip
+"""What `figures` says."""
+
+
+def write_page(out: Path, rows: Sequence[Row], settings: Settings) -> None:
+    """Write one self-contained page."""
+    exact = [row for row in rows if row.correctness == EXACT]
+    other = [row for row in rows if row.correctness != EXACT]
+    body = _head(rows, settings)
+    body += _matrix("The same samples, sooner", exact, "Exact policies: every answer is drawn from "
+                    "the same distribution as the default's, and all are given.")  # fmt: skip
+    if other:
+        body += _matrix("Work that is put off, cut or chosen", other, "At equal useful work. What "
+                        "it does to the samples is in the table of figures: class, kept length, "
+                        "wasted tokens.")  # fmt: skip
+    body += _figures(rows)
+    write_document(out, "Steersman tournament", body)
+
+
+def _head(rows: Sequence[Row], settings: Settings) -> str:
+    policies = len({row.policy for row in rows})
+    workloads = len({row.workload for row in rows})
+    seeds = max((row.seeds for row in rows), default=0)
+    quick = " A quick one: few steps, few seeds, wide intervals." if settings.quick else ""
+    return (
+        f'<header><p class="kicker">Steersman tournament <b class="tier">tier: {TIER}</b></p>'
+        f"<h1>{policies} policies on {workloads} workloads</h1>"
+        f'<p class="sub">{seeds} seeds each, paired: the same trajectories for every policy.'
+        f"{quick}</p></header>"
+    )
+
+
+def _matrix(title: str, rows: Sequence[Row], note: str) -> str:
+    """Policies by workloads."""
+    by_pair = {(row.policy, row.workload): row for row in rows}
+    workloads = list(dict.fromkeys(row.workload for row in rows))
+    policies = sorted(
+        dict.fromkeys(row.policy for row in rows),
+        key=lambda p: mean_ratio([row for row in rows if row.policy == p]),
+    )
+    lines = []
+    for policy in policies:
+        own = [by_pair.get((policy, workload)) for workload in workloads]
+        taken = [row for row in own if row is not None]
+        lines.append([escape(policy), f"{mean_ratio(taken):.3f}", *(_cell(row) for row in own)])
+    head = ["policy", "mean", *(escape(w) for w in workloads)]
+    return (
+        f"<section><h2>{title}</h2><p>{note} Time over the default's, below 1 is faster; bold "
+        "where the 95 % interval over the seeds leaves no doubt. Mean: geometric.</p>"
+        f"{table('figures compact', head, lines)}</section>"
+    )
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return '<span class="none">-</span>'
+    low, high = row.ci95
+    css = "good" if high < 1 else "bad" if low > 1 else ""
+    interval = "" if math.isnan(low) else f' title="95 %: {low:.3f} to {high:.3f}"'
+    return f'<span class="{css}"{interval}>{row.makespan_ratio:.3f}</span>'
+
+
+def _figures(rows: Sequence[Row]) -> str:
+    known, parts = arenas(), []
+    for workload in dict.fromkeys(row.workload for row in rows):
+        own = sorted((r for r in rows if r.workload == workload), key=lambda r: r.makespan_ratio)
+        about = known[workload].summary if workload in known else "from a file"
+        lines = [[escape(cell) for cell in figures(row)] for row in own]
+        parts.append(
+            f"<h3>{escape(workload)}</h3><p>{escape(about)}</p>"
+            f"{table('figures compact', HEAD, lines)}"
+        )
+    return f"<section><h2>All figures</h2>{''.join(parts)}</section>"
+
+
+def figures(row: Row) -> list[str]:
+    """Of a row, as text."""
+    low, high = row.ci95
+    clairvoyant = row.efficiency_vs_clairvoyant
+    return [
+        row.policy,
+        row.correctness,
+        f"{row.makespan_ratio:.3f}",
+        "-" if math.isnan(low) else f"{low:.3f}-{high:.3f}",
+        f"{row.efficiency:.3f}",
+        "-" if clairvoyant is None else f"{clairvoyant:.3f}",
+        f"{row.useful_tokens:,.0f}",
+        f"{row.mean_length_ratio:.3f}",
+        f"{row.wasted_share:.1%}",
+        f"{row.tick_ms_p99:.1f} ms",
+    ]
+
+
+def mean_ratio(rows: Sequence[Row]) -> float:
+    """Geometric mean over workloads."""
+    logs = [math.log(row.makespan_ratio) for row in rows]
+    return math.exp(sum(logs) / len(logs)) if logs else float("nan")
