@@ -14,6 +14,9 @@ for M, c, k of the profile's line, prompts of p tokens, a batch of at most `slot
 - `optimum_s`: the best assignment of few trajectories (a dynamic programme with Pareto pruning, as
   arXiv 2608.22788 has for its oracle); `relaxed_s`: what no assignment of any number is below.
 
+Besides, a single queue: each replica takes the longest that waits once it has room for the whole
+context that this one will end with, or for a part of it.
+
 The plan is then run in the simulator's core, with prefills, prefix caches, memory, turns and all,
 which makes it comparable to a replay's makespan.  It is a reference, not a bound: nobody knows
 whether something else would be faster still; `bounds` has what nothing can beat.
@@ -30,10 +33,13 @@ from steersman.controller.replay.workload import Asked
 from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.observation import Floats, Ints
 from steersman.mechanisms.simulated.core import SimulatedCore
-from steersman.mechanisms.simulated.spec import Trajectories
+from steersman.mechanisms.simulated.spec import EventKind, Trajectories
 
 BISECTIONS = 60
 """Halvings of the interval that holds the answer: to the last digit."""
+MEMORY_SHARES = (1.0, 2.0, 3.0)
+"""Of the KV cache, promised to contexts at their full length: with 1 none is ever evicted; more
+counts on their not being at full length all at once."""
 MOST_STATES = 2_000_000
 """Assignments kept at once by the dynamic programme; beyond, it gives up."""
 
@@ -243,6 +249,9 @@ def clairvoyant_makespan(
         "longest first, fewest in flight": np.arange(len(rows)) % plan.replicas,
     }
     all_s = {name: _run_s(asked, plan, rows, at) + latency_s for name, at in assigned.items()}
+    for share in MEMORY_SHARES:
+        name = f"longest first, the memory promised {share:g} times"
+        all_s[name] = _pulled_s(asked, plan, rows, share) + latency_s
     schedule = min(all_s, key=all_s.__getitem__)
     return Clairvoyant(all_s[schedule], schedule, all_s)
 
@@ -253,6 +262,33 @@ def _run_s(asked: Asked, plan: FleetPlan, rows: Ints, replica: Ints) -> float:
     core.submit(rows, replica)
     core.advance(np.inf)
     return core.now_s
+
+
+def _pulled_s(asked: Asked, plan: FleetPlan, rows: Ints, share: float) -> float:
+    """Each replica takes the longest that waits whenever it has a slot, and room for the whole
+    context that this one will end with; of its memory, `share` is given to such promises."""
+    core, turns = _core(asked, plan), asked.turns
+    row = np.repeat(np.arange(len(asked)), turns.count)
+    extra = np.bincount(row, weights=turns.extra_tokens, minlength=len(asked))
+    context = asked.prompt_tokens + asked.length + extra
+    memory = np.where(plan.kv_capacity_tokens > 0, share * plan.kv_capacity_tokens, np.inf)
+    slots, promised, coming = plan.slots.copy(), np.zeros(plan.replicas), 0
+    while True:
+        while coming < len(rows):
+            own = context[rows[coming]]
+            # what alone is more than all of it gets a replica for itself
+            fits = (slots > 0) & ((promised + own <= memory) | (promised == 0))
+            if not fits.any():
+                break
+            at = int(np.where(fits, slots / plan.slots, -1.0).argmax())
+            core.submit(rows[coming : coming + 1], np.array([at]))
+            slots[at], promised[at], coming = slots[at] - 1, promised[at] + own, coming + 1
+        events = core.advance(np.inf, stop_on=(EventKind.FINISHED,))
+        done = events.kind == EventKind.FINISHED
+        if not done.any():
+            return core.now_s
+        np.add.at(slots, events.replica[done], 1)
+        np.subtract.at(promised, events.replica[done], context[events.trajectory[done]])
 
 
 def _core(asked: Asked, plan: FleetPlan) -> SimulatedCore:

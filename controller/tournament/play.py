@@ -140,9 +140,10 @@ def _references(
 ) -> tuple[float, float | None]:
     """The lower bound, and the best schedule that knows the lengths.
 
-    Where groups are carried from step to step, or tokens are drafted, nobody has said what is best.
+    Where groups are carried from step to step, answers cut or tokens drafted, nobody has said what
+    is best.
     """
-    if whole or arena.options.inflight_groups or arena.plan.acceptance:
+    if whole or arena.options.inflight_groups or game.section != "placement":
         whole = whole or bool(arena.options.inflight_groups)
         return _bound_s(workload, arena, whole), None
     key = (game.workload, game.seed, len(workload.steps), arena.plan.described)

@@ -170,19 +170,20 @@ def _sizes() -> tuple[Arena, ...]:
 
 
 def _siblings() -> tuple[Arena, ...]:
+    lengths = Lengths(median_tokens=800, p90_over_p50=3.0, max_new_tokens=8192, pool=1 << 12)
     return (
         Arena(
             "siblings_alike",
-            "64 x 16 a step, strong tail, prompts explain 90 %, none comes again",
-            _fleet(max_num_seqs=32),
-            _of(Lengths(group_size=16, prompt_share=0.9, pool=1 << 12)),
+            "64 x 8 a step in eight waves; prompts explain 95 % of lengths, none comes again",
+            _fleet(4, max_num_seqs=16),
+            _of(replace(lengths, prompt_share=0.95)),
             quick=True,
         ),
         Arena(
             "siblings_unlike",
-            "64 x 16 a step, strong tail, prompts explain 10 %, none comes again",
-            _fleet(max_num_seqs=32),
-            _of(Lengths(group_size=16, prompt_share=0.1, pool=1 << 12)),
+            "64 x 8 a step in eight waves; prompts explain 10 % of lengths, none comes again",
+            _fleet(4, max_num_seqs=16),
+            _of(replace(lengths, prompt_share=0.1)),
         ),
     )
 
