@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="keep every game there, go on where an earlier run stopped, and write a page",
+        help="keep every game there, go on where an earlier run stopped, and write the tables "
+        "(.md) and a page (.html)",
     )
     parser.add_argument("--list", action="store_true", help="list the workloads and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -83,8 +84,10 @@ def run(args: argparse.Namespace) -> int:
     order = {game: i for i, game in enumerate(wanted)}
     table = rows(sorted((c for c in store if c.game in order), key=lambda c: order[c.game]))
     if args.out is not None:
+        from steersman.controller.tournament.markdown import write_markdown
         from steersman.controller.tournament.page import write_page
 
+        (args.out / "tournament.md").write_text(write_markdown(table), encoding="utf-8")
         write_page(args.out / "tournament.html", table, settings)
     if args.json:
         print(json.dumps({"rows": [_plain(row) for row in table]}, indent=2))

@@ -49,11 +49,7 @@ def _head(rows: Sequence[Row], settings: Settings) -> str:
 def _matrix(title: str, rows: Sequence[Row], note: str) -> str:
     """Policies by workloads."""
     by_pair = {(row.policy, row.workload): row for row in rows}
-    workloads = list(dict.fromkeys(row.workload for row in rows))
-    policies = sorted(
-        dict.fromkeys(row.policy for row in rows),
-        key=lambda p: mean_ratio([row for row in rows if row.policy == p]),
-    )
+    workloads, policies = workloads_of(rows), in_order(rows)
     lines = []
     for policy in policies:
         own = [by_pair.get((policy, workload)) for workload in workloads]
@@ -105,6 +101,20 @@ def figures(row: Row) -> list[str]:
         f"{row.wasted_share:.1%}",
         f"{row.tick_ms_p99:.1f} ms",
     ]
+
+
+def workloads_of(rows: Sequence[Row]) -> list[str]:
+    """In the order of their first appearance."""
+    return list(dict.fromkeys(row.workload for row in rows))
+
+
+def in_order(rows: Sequence[Row]) -> list[str]:
+    """Policies, the fastest in the mean first."""
+
+    def mean(policy: str) -> float:
+        return mean_ratio([row for row in rows if row.policy == policy])
+
+    return sorted(dict.fromkeys(row.policy for row in rows), key=mean)
 
 
 def mean_ratio(rows: Sequence[Row]) -> float:

@@ -1,7 +1,6 @@
-"""As many prompts as the batch lacks, in the order of the data loader, each with the trainer's
-group size and cap: what every trainer does by default.
+"""As many prompts as the batch lacks, in the data loader's order: what every trainer does.
 
-A data loader shuffles, so that each candidate is as likely as any other to be among the first.
+Each gets the trainer's group size and cap.  A data loader shuffles, so that each candidate is as likely as any other to be among the first.
 Correctness class: exact.
 """
 

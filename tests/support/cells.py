@@ -5,9 +5,17 @@ import msgspec
 from steersman.controller.tournament.cell import Cell, Game
 
 
-def cell(policy: str, seed: int, seconds: float, useful: float = 1000.0, **more: object) -> Cell:
+def cell(
+    policy: str,
+    seed: int,
+    seconds: float,
+    useful: float = 1000.0,
+    workload: str = "strong_tail",
+    **more: object,
+) -> Cell:
+    """Of a placement policy; figures by name."""
     figures = {
-        "game": Game("strong_tail", "placement", policy, seed),
+        "game": Game(workload, "placement", policy, seed),
         "correctness": "exact",
         "seconds": seconds,
         "useful": useful,

@@ -1,0 +1,50 @@
+"""The tables of ratios as Markdown, for a README or an issue."""
+
+import math
+from collections.abc import Sequence
+
+from steersman.controller.tournament.page import in_order, mean_ratio, workloads_of
+from steersman.controller.tournament.standing import EXACT, Row
+
+WORKLOADS_A_TABLE = 8
+"""Columns that still fit a page."""
+
+
+def write_markdown(rows: Sequence[Row]) -> str:
+    """Exact policies first, then those that change work; one table for each kind of policy."""
+    parts = []
+    for section in dict.fromkeys(row.section for row in rows):
+        own = [row for row in rows if row.section == section]
+        for exact in (True, False):
+            some = [row for row in own if (row.correctness == EXACT) == exact]
+            if some:
+                parts += _tables(some, section, exact)
+    return "\n".join(parts)
+
+
+def _tables(rows: Sequence[Row], section: str, exact: bool) -> list[str]:
+    title = f"**{section}, {'exact' if exact else 'not exact'}**"
+    workloads, policies = workloads_of(rows), in_order(rows)
+    by_pair = {(row.policy, row.workload): row for row in rows}
+    lines = [title, ""]
+    for first in range(0, len(workloads), WORKLOADS_A_TABLE):
+        some = workloads[first : first + WORKLOADS_A_TABLE]
+        lines.append("| | mean | " + " | ".join(f"`{name}`" for name in some) + " |")
+        lines.append("|---|--:|" + "--:|" * len(some))
+        for policy in policies:
+            own = [row for row in rows if row.policy == policy]
+            name = f"`{policy}`" if exact else f"`{policy}` ({own[0].correctness})"
+            cells = [_cell(by_pair.get((policy, workload))) for workload in some]
+            lines.append(f"| {name} | {mean_ratio(own):.2f} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
+
+
+def _cell(row: Row | None) -> str:
+    """Bold where the interval over the seeds is on one side of 1."""
+    if row is None:
+        return "-"
+    low, high = row.ci95
+    sure = not math.isnan(low) and (high < 1 or low > 1)
+    text = f"{row.makespan_ratio:.2f}"
+    return f"**{text}**" if sure else text
