@@ -157,8 +157,12 @@ class Board:
     def tables(
         self, running: Iterable[tuple[int, Execution]]
     ) -> tuple[TrajectoryTable, GroupTable]:
-        """Copies for an observation; `running` are the rows whose tokens may have grown."""
+        """Copies for an observation; `running` are the rows whose tokens may have grown.
+
+        Groups that are complete but not delivered yet are left out: nothing can be decided there.
+        """
         groups, order = self._groups, self._groups.order()
+        order = order[groups["ended"][order] < groups["size"][order]]
         group_table = GroupTable(
             **{name: groups[name][order] for name in GROUP_COLUMNS},
             features=_matrix([self._features[row] for row in order.tolist()], np.float64),
@@ -168,8 +172,11 @@ class Board:
         for row, execution in running:
             generated[row] = execution.generated_tokens
         order = columns.order()
-        pick = {name: columns[name][order] for name in TRAJECTORY_COLUMNS}
         group_row = np.searchsorted(group_table.group_id, columns["group"][order])
+        known = group_row < len(group_table)
+        known[known] = group_table.group_id[group_row[known]] == columns["group"][order[known]]
+        order, group_row = order[known], group_row[known]
+        pick = {name: columns[name][order] for name in TRAJECTORY_COLUMNS}
         return TrajectoryTable(group_row=group_row, **pick), group_table
 
     def _replica_row(self, name: str | None) -> int:

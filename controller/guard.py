@@ -13,7 +13,7 @@ import numpy as np
 
 from steersman.controller.config import GuardConfig
 from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import NO_VERSION, Observation
+from steersman.estimators.observation import NO_VERSION, Objective, Observation
 from steersman.policies.decision import Action, Decision, DraftDecision
 
 PRECEDENCE = (
@@ -146,6 +146,8 @@ class _Check:
 
     def _deferral_objection(self, row: int) -> str:
         t, trainer = self._observation.trajectories, self._observation.trainer
+        if trainer.objective is Objective.STREAM:
+            return "a stream has no later step that would resume it"
         if t.deferred[row] >= self._config.max_deferrals:
             return f"it has been deferred {t.deferred[row]} times"
         oldest = int(t.oldest_weight_version[row])

@@ -72,6 +72,9 @@ class RolloutSession:
         self._changed = asyncio.Event()
         self._objective = Objective.BARRIER
         self._step_started_s = 0.0
+        self._groups_wanted = 0
+        self._batches = 0
+        """Weight pushes since the present stream began: each begins a batch, as steps do."""
         self._policy_kl: float | None = None
         self._may_defer = True
         self._tasks: list[asyncio.Task[None]] = []
@@ -118,6 +121,7 @@ class RolloutSession:
         *,
         max_new_tokens: int,
         sampling: Sampling | None = None,
+        groups_wanted: int = 0,
     ) -> list[Group]:
         """One synchronous step.
 
@@ -132,6 +136,9 @@ class RolloutSession:
         sampling
             Defaults to temperature 1.  A seed is mixed with the group's number and the sample's, so
             one seed for the whole run gives different samples everywhere, the same in each run.
+        groups_wanted
+            Complete groups that the batch needs, those carried over counted; 0: all.  A policy that
+            carries groups over (`april` and its like) puts the others off once it has so many.
 
         Returns
         -------
@@ -147,7 +154,13 @@ class RolloutSession:
         """
         sampling = sampling if sampling is not None else Sampling()
         check_request(self.fleet, prompts, group_size, max_new_tokens)
-        return await self._barrier(prompts, group_size, max_new_tokens, sampling)
+        if groups_wanted < 0:
+            raise InvalidInputError(f"groups_wanted is {groups_wanted}; valid: 0 (all) or more")
+        self._groups_wanted = groups_wanted
+        try:
+            return await self._barrier(prompts, group_size, max_new_tokens, sampling)
+        finally:
+            self._groups_wanted = 0
 
     async def drain(self) -> list[Group]:
         """Resume what is parked and let it end, without deferring again."""
@@ -164,9 +177,12 @@ class RolloutSession:
         *,
         max_new_tokens: int,
         inflight_groups: int,
+        batch_groups: int = 0,
         sampling: Sampling | None = None,
     ) -> AsyncIterator[Group]:
         """Groups as they become complete, with at most `inflight_groups` begun and not yielded.
+
+        `batch_groups` tells policies how many the trainer takes at a time (0: they are not told).
 
         Weights may be pushed in between; each trajectory's segments tell which version wrote what.
         Parameters and errors as in `rollout`; a bad prompt raises when its turn comes.  Closing the
@@ -175,15 +191,18 @@ class RolloutSession:
         sampling = sampling if sampling is not None else Sampling()
         if inflight_groups < 1:
             raise InvalidInputError(f"inflight_groups is {inflight_groups}; valid: 1 or more")
+        if batch_groups < 0:
+            raise InvalidInputError(f"batch_groups is {batch_groups}; valid: 0 or more")
         source, mine = iter(prompts), dict[int, GroupState]()
         started_s = self._begin(Objective.STREAM, groups=0)
+        self._groups_wanted = batch_groups
         tokens = delivered = 0
         try:
             while True:
                 while len(mine) < inflight_groups and (prompt := next(source, None)) is not None:
                     check_request(self.fleet, [prompt], group_size, max_new_tokens)
                     group = self._ledger.admit(
-                        prompt, group_size, max_new_tokens, sampling, self.step
+                        prompt, group_size, max_new_tokens, sampling, self.step + self._batches
                     )
                     mine[group.group_id] = group
                 if not mine:
@@ -196,6 +215,7 @@ class RolloutSession:
                 delivered += 1
                 yield answer
         finally:
+            self._groups_wanted = 0
             await self._abandon(list(mine.values()), "the stream was closed")
             self._finish(started_s, tokens, delivered)
 
@@ -221,6 +241,9 @@ class RolloutSession:
         started_s = self._ledger.now_s()
         difference = await self.fleet.update_weights(tensors, weight_version, probes)
         self.weight_version, self._policy_kl = weight_version, policy_kl
+        if self._objective is Objective.STREAM and self._rolling_out:
+            self._batches += 1
+            self._step_started_s = self._ledger.now_s()
         now_s = self._ledger.now_s()
         self.trace.write(
             records.WeightsPushed(
@@ -290,7 +313,8 @@ class RolloutSession:
         if self._rolling_out:
             raise InvalidInputError("a rollout of this session is under way; await it first")
         self._rolling_out, self._objective = True, objective
-        self.step += 1
+        self.step += 1 + self._batches
+        self._batches = 0
         started_s = self._step_started_s = self._ledger.now_s()
         self.trace.write(
             records.StepStarted(
@@ -359,10 +383,11 @@ class RolloutSession:
     def _signal(self) -> TrainerSignal:
         config = self.controller.config
         return TrainerSignal(
-            step=max(self.step, 0),
+            step=max(self.step, 0) + self._batches,
             weight_version=self.weight_version,
             max_lag=config.max_lag if self._may_defer else 0,
             objective=self._objective,
+            groups_wanted=self._groups_wanted,
             step_started_s=self._step_started_s,
             normaliser=config.normaliser,
             policy_kl=self._policy_kl,

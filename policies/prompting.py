@@ -116,7 +116,7 @@ class FinishedGroups:
     trajectory_id: Ints
     """(n,)"""
     reward: Floats
-    """(n,)"""
+    """(n,) NaN: not known."""
     tokens: Ints
     """(n,) written."""
     truncated: Bools
@@ -135,10 +135,18 @@ class FinishedGroups:
         return np.bincount(self.group_row, minlength=len(self)).astype(np.int64)
 
     @property
+    def rewarded(self) -> Ints:
+        """(m,) samples of each group whose reward is known."""
+        known = self.group_row[np.isfinite(self.reward)]
+        return np.bincount(known, minlength=len(self)).astype(np.int64)
+
+    @property
     def mean_reward(self) -> Floats:
-        """(m,) of each group."""
-        total = np.bincount(self.group_row, weights=self.reward, minlength=len(self))
-        return np.asarray(total / np.maximum(self.size, 1))
+        """(m,) of each group's known rewards; NaN where none is known."""
+        known = np.where(np.isfinite(self.reward), self.reward, 0.0)
+        total = np.bincount(self.group_row, weights=known, minlength=len(self))
+        rewarded = self.rewarded
+        return np.where(rewarded > 0, total / np.maximum(rewarded, 1), np.nan)
 
     @property
     def informative(self) -> Bools:

@@ -62,9 +62,7 @@ class Hands:
         i, f = self.books.ints, self.books.floats
         i["phase"][rows], i["replica"][rows] = Phase.RUNNING, targets
         f["placed_s"][rows] = self._core.now_s
-        i["version"][rows] = np.where(
-            i["version"][rows] == NO_VERSION, self.weight_version, i["version"][rows]
-        )
+        self._begins(rows)
         self.intervals.begin(rows, targets, self._core.now_s, i["generated"][rows])
 
     def migrate(self, rows: Ints, targets: Ints) -> None:
@@ -77,7 +75,14 @@ class Hands:
         i["moves"][rows] += 1
         f["moved_s"][rows], f["arrives_s"][rows] = self._core.now_s, arrives_s
         f["placed_s"][rows] = np.nan
+        self._begins(rows)
         self.intervals.begin(rows, targets, arrives_s, i["generated"][rows])
+
+    def _begins(self, rows: Ints) -> None:
+        """The present weights will write the first token of those of `rows` that have none."""
+        i = self.books.ints
+        fresh = rows[i["generated"][rows] == 0]
+        i["version"][fresh] = self.weight_version
 
     def park(self, rows: Ints) -> None:
         """Put running or waiting `rows` off."""

@@ -55,10 +55,11 @@ class Ticks:
         not `placing`."""
         world = self.world
         seen = world.observe(self._signal(max_lag, objective, groups_wanted))
-        if not (seen.replicas.alive.any() or self._timeline.joins):
-            raise FleetError(f"no replica is alive in step {self._step}; it cannot be completed")
         self.samples.add(seen)
         self._decide(seen, placing)
+        # what a decision has parked may still go on in a step in which a replica joins
+        if world.waiting and not (seen.replicas.alive.any() or self._timeline.joins):
+            raise FleetError(f"no replica is alive in step {self._step}; it cannot be completed")
         if placing and not world.running and world.waiting:
             self._act_by_default(seen)
         until_s = world.now_s + self._config.tick_s

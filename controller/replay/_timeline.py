@@ -23,9 +23,8 @@ class Timeline:
 
     @property
     def joins(self) -> bool:
-        """Whether a replica is still to join."""
-        coming = [event for _, event in self._coming]
-        return any(event.kind is Kind.JOIN for event in coming + self._later)
+        """Whether a replica is still to join, in this step or at a time of the run."""
+        return any(event.kind is Kind.JOIN for _, event in self._coming)
 
     def begin_step(self, step: int, now_s: float) -> None:
         """From now on its events have a time."""

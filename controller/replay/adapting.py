@@ -10,10 +10,11 @@ seen, tell how far a replay with the profile is to be trusted.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from steersman.controller.calibration.steps import Plan
-from steersman.controller.config import Config, load_config
+from steersman.controller.config import Config
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.run import replay
 from steersman.controller.replay.sources import TRACES, load_workload
@@ -21,9 +22,12 @@ from steersman.controller.replay.workload import Workload
 from steersman.controller.trace import records
 from steersman.controller.trace.reader import read
 from steersman.estimators.errors import InvalidInputError
-from steersman.estimators.observation import Floats
+from steersman.estimators.observation import Floats, Objective
 from steersman.mechanisms.simulated.profile import HardwareProfile
 
+BARRIER = Objective.BARRIER.value
+FEW = records.RunStarted | records.StepStarted | records.StepEnded
+"""Records that are looked at; the others of a long run need not fit in memory."""
 PASSES = 4
 """A step's time is not quite proportional to the profile's: the remaining error shrinks tenfold a
 pass."""
@@ -47,19 +51,36 @@ def adapt(path: Path, profile: HardwareProfile) -> Adapted:
     if not path.name.endswith(TRACES):
         raise InvalidInputError(f"{path}: only a trace (.jsonl) tells how long its steps took")
     workload = load_workload(path, Plan())
-    told = list(read(path))
-    took_s = np.array([r.seconds for r in told if isinstance(r, records.StepEnded)])
-    started = next(r for r in told if isinstance(r, records.RunStarted))
-    if len(took_s) < len(workload.steps) or not len(took_s):
+    told = [record for record in read(path) if isinstance(record, FEW)]
+    if any(r.objective != BARRIER for r in told if isinstance(r, records.StepStarted)):
+        raise InvalidInputError(f"{path} has steps that are streams; valid: steps with a barrier")
+    # by number: a step that only resumed what was parked is not one of the workload's
+    took_s = {r.step: r.seconds for r in told if isinstance(r, records.StepEnded)}
+    numbers = [asked.step for asked in workload.steps]
+    known = [number for number in numbers if took_s.get(number, 0.0) > 0]
+    if len(known) < len(numbers) or not known:
         raise InvalidInputError(
-            f"{path} tells the seconds of {len(took_s)} of {len(workload.steps)} steps; valid: a "
-            "trace of steps that have ended"
+            f"{path} tells the seconds of {len(known)} of {len(numbers)} steps; valid: a trace of "
+            "steps that have ended"
         )
-    part = started.config["placement"]
-    named = [f"placement.options.{key}={value}" for key, value in part["options"].items()]
-    config = load_config(None, [f"placement.name={part['name']}", *named], environ={})
-    plan = FleetPlan(profile, len(started.replicas))
-    return scaled(workload, took_s[: len(workload.steps)], plan, config)
+    started = next(r for r in told if isinstance(r, records.RunStarted))
+    plan = FleetPlan(profile, len(started.replicas), pools=[r.pool for r in started.replicas])
+    return scaled(workload, np.array([took_s[n] for n in numbers]), plan, _acted(path, started))
+
+
+def _acted(path: Path, started: records.RunStarted) -> Config:
+    """The run's configuration, its policies those that acted: unless it enforced its own, the
+    fallback alone."""
+    try:
+        config = msgspec.convert(started.config, Config)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"{path}: its configuration is not valid here: {error}") from error
+    if config.mode == "enforce":
+        return config
+    idle = Config()
+    return msgspec.structs.replace(
+        config, placement=config.fallback, stopping=idle.stopping, speculation=idle.speculation
+    )
 
 
 def scaled(workload: Workload, took_s: Floats, plan: FleetPlan, config: Config) -> Adapted:
@@ -71,8 +92,9 @@ def scaled(workload: Workload, took_s: Floats, plan: FleetPlan, config: Config) 
         own = float(np.median(ratio[fitted]))
         profile, factor = profile.slowed(own), factor * own
     error = np.abs(_spans(workload, plan, profile, config) / took_s - 1)[held_out]
+    told = f"times x {factor:.3f}, as {len(took_s[fitted])} steps of a run took"
     return Adapted(
-        profile=profile,
+        profile=replace(profile, source=f"{profile.source}; {told}" if profile.source else told),
         factor=factor,
         fitted_steps=len(took_s[fitted]),
         held_out_steps=len(error),

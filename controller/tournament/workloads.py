@@ -35,6 +35,8 @@ from steersman.mechanisms.simulated.profile import load_profile
 PROMPTS = "#prompts"
 """At the end of a table's path: its prompts, for policies that choose among them."""
 DENSE_8B = "qwen3-8b-h100-tp1"
+COALESCED = Options(reaction_s=0.5)
+"""Where thousands end in a step of minutes: what ends within half a second is decided together."""
 QUICK_STEPS = 3
 """The least in which a prompt comes again, for policies that remember."""
 
@@ -139,6 +141,9 @@ def _tails() -> tuple[Arena, ...]:
             "64 x 16 a step of 4 replicas whose KV cache holds a quarter of what they would run",
             _fleet(4, kv_capacity_tokens=200_000),
             _of(Lengths(group_size=16, median_tokens=2500, p90_over_p50=3.0)),
+            steps=3,
+            options=COALESCED,
+            overrides=("tick_s=2.0",),
         ),
     )
 
@@ -156,14 +161,17 @@ def _sizes() -> tuple[Arena, ...]:
             "256 x 8 a step, strong tail",
             _fleet(),
             _of(Lengths(groups=256)),
-            steps=4,
+            steps=3,
+            options=COALESCED,
+            overrides=("tick_s=2.0",),
         ),
         Arena(
             "most_groups",
             "1024 x 8 a step on 16 replicas, strong tail",
             _fleet(16),
             _of(Lengths(groups=1024, pool=1024)),
-            steps=3,
+            steps=2,
+            options=COALESCED,
             overrides=("tick_s=4.0",),
         ),
     )

@@ -72,10 +72,13 @@ class Cap:
     """In flight when the window of admission began."""
 
     def start(self, observation: Observation, rule: Rule) -> None:
-        """The pessimistic cap, once: what fits if every trajectory grows to its limit."""
-        if self.cap or not len(observation.trajectories):
-            return
+        """The pessimistic cap, once: what fits if every trajectory grows to its limit.
+
+        Not while no replica lives, or it would be 1 for those that come.
+        """
         r, t = observation.replicas, observation.trajectories
+        if self.cap or not len(t) or not r.alive.any():
+            return
         capacity = int(r.kv_capacity_tokens[r.alive].sum())
         longest = int((t.prompt_tokens + t.max_new_tokens).max())
         # memory that is not known or not limited cannot bind: as many as the engines run at once

@@ -7,7 +7,6 @@ already ended counted: one that may not wait is finished in this step, and the s
 Without any lag (`max_lag` 0) that is all of them.
 """
 
-import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import NO_VERSION, Bools, Ints, Objective, Observation
+from steersman.estimators.observation import Bools, Ints, Objective, Observation
 from steersman.policies.decision import Action, Decision
+from steersman.policies.placement._admission import fill, placements
+from steersman.policies.placement._lag import may_go_on
 
 MANY = 1_000_000
 """No bound."""
@@ -106,13 +107,10 @@ def frontier_first(observation: Observation) -> Ints:
 
 def may_wait(observation: Observation) -> Bools:
     """(n,) whether the lag bound lets the row's whole group go on in the next step."""
-    t, trainer = observation.trajectories, observation.trainer
-    version = np.where(
-        t.oldest_weight_version == NO_VERSION, trainer.weight_version, t.oldest_weight_version
-    )
-    oldest = np.full(len(observation.groups), trainer.weight_version)
-    np.minimum.at(oldest, t.group_row, version)
-    return np.asarray((trainer.weight_version + 1 - oldest <= trainer.max_lag)[t.group_row])
+    group = observation.trajectories.group_row
+    able = np.ones(len(observation.groups), dtype=np.bool_)
+    able[group[~may_go_on(observation)]] = False
+    return np.asarray(able[group])
 
 
 def put_off(
@@ -150,24 +148,12 @@ def place(
     Ties go by name.  With a backlog, a replica takes no more than it can run and that many; the
     rows for which there is no room stay at the controller.
     """
-    replicas, count = observation.replicas, observation.inflight()
-    most = np.full(len(replicas), MANY)
+    slots = np.maximum(observation.replicas.max_num_seqs, 1)
+    room = np.full(len(slots), len(rows))
     if backlog is not None:
-        most = np.maximum(replicas.max_num_seqs, 1) + backlog
-    free = np.flatnonzero(replicas.alive & (count < most)).tolist()
-    heap = [(int(count[r]), replicas.names[r], r) for r in free]
-    heapq.heapify(heap)
-    decisions: list[Decision] = []
-    for trajectory_id, row in _ids(observation, rows):
-        if not heap:
-            break
-        n, name, r = heap[0]
-        decisions.append(Decision(trajectory_id, Action.PLACE, policy, reason, name, row=row))
-        if n + 1 < most[r]:
-            heapq.heapreplace(heap, (n + 1, name, r))
-        else:
-            heapq.heappop(heap)
-    return decisions
+        room = slots + backlog - observation.inflight()
+    targets = fill(observation, room, len(rows))
+    return placements(observation, rows, targets, policy, reason)
 
 
 def _ids(observation: Observation, rows: Ints) -> list[tuple[int, int]]:

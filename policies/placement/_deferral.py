@@ -6,7 +6,8 @@ import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import NO_ROW, NO_VERSION, Bools, Ints, Observation
+from steersman.estimators.observation import NO_ROW, Bools, Ints, Observation
+from steersman.policies.placement._lag import may_go_on
 from steersman.policies.placement._load import Load
 
 MOST_GROUPS = 16
@@ -73,15 +74,8 @@ def _latest_groups(
     observation: Observation, forecast: Forecast, waits: Bools, max_deferrals: int
 ) -> Ints:
     """Groups whose every unfinished trajectory may be deferred, the one with most left first."""
-    t, trainer = observation.trajectories, observation.trainer
-    oldest = np.where(
-        t.oldest_weight_version == NO_VERSION, trainer.weight_version, t.oldest_weight_version
-    )
-    may = (
-        (t.phase == Phase.RUNNING)
-        & (trainer.weight_version + 1 - oldest <= trainer.max_lag)
-        & (t.deferred < max_deferrals)
-    )
+    t = observation.trajectories
+    may = (t.phase == Phase.RUNNING) & may_go_on(observation) & (t.deferred < max_deferrals)
     open_rows = t.phase != Phase.ENDED
     stuck = np.zeros(len(observation.groups), dtype=np.bool_)
     stuck[t.group_row[open_rows & ~may]] = True

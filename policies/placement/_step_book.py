@@ -14,6 +14,9 @@ UNASSIGNED = -1
 """Pool of a group that is not routed yet."""
 UNKNOWN = -1.0
 """Expectation of a group whose prompt was never seen."""
+MOST_GROUPS = 65_536
+"""Groups of one step, beyond which the older half of the complete ones is forgotten: a stream may
+be one step that never ends."""
 
 
 def find(known: Ints, keys: Ints) -> Ints:
@@ -140,6 +143,11 @@ class StepBook:
                 for name, column in vars(old).items()
             }
         )
+        if len(self.groups) > MOST_GROUPS:
+            complete = np.flatnonzero(find(g.group_id, self.groups.group_id) < 0)
+            keep = np.ones(len(self.groups), dtype=np.bool_)
+            keep[complete[: len(complete) // 2]] = False
+            self.groups = self.groups.at(keep)
 
     def _fold(self, observation: Observation, at_s: float) -> None:
         """Count what ended."""

@@ -39,11 +39,12 @@ import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass, Phase
-from steersman.estimators.observation import NO_VERSION, Ints, Objective, Observation
+from steersman.estimators.observation import Ints, Objective, Observation
 from steersman.policies.contract import PlacementPolicy, Range
 from steersman.policies.decision import Action, Decision
 from steersman.policies.placement._admission import fill, placements
 from steersman.policies.placement._concurrency_cap import Cap, Rule
+from steersman.policies.placement._lag import may_go_on
 
 NAME = "adaptive_concurrency"
 
@@ -144,11 +145,8 @@ def _shed(observation: Observation, excess: int) -> list[Decision]:
     A group is as old as its first member in flight.  One that is partly waiting or already leaving,
     or that the lag bound would not let resume, is passed over: half a group helps nobody.
     """
-    t, trainer = observation.trajectories, observation.trainer
-    oldest = np.where(
-        t.oldest_weight_version == NO_VERSION, trainer.weight_version, t.oldest_weight_version
-    )
-    able = (t.phase == Phase.RUNNING) & (trainer.weight_version + 1 - oldest <= trainer.max_lag)
+    t = observation.trajectories
+    able = (t.phase == Phase.RUNNING) & may_go_on(observation)
     whole = np.ones(len(observation.groups), dtype=np.bool_)
     whole[t.group_row[~able & (t.phase != Phase.ENDED)]] = False
     began_s = np.full(len(observation.groups), np.inf)

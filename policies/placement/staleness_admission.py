@@ -42,6 +42,9 @@ from steersman.policies.placement._cut import newly_complete, place
 NAME = "staleness_admission"
 FILTERS = ("none", "degenerate")
 UNKNOWN = -1
+MOST_AWAITED = 65_536
+"""Groups of which some rewards are known, beyond which the longest unheard of are given up: a cut
+answer may never be rewarded."""
 
 
 @dataclass
@@ -114,6 +117,8 @@ class StalenessAdmission:
                 self._rewards[group] = (count + 1, low, high)
             else:
                 found += low == high
+        while len(self._rewards) > MOST_AWAITED:
+            del self._rewards[next(iter(self._rewards))]
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -90,19 +90,27 @@ class PromptMemory:
         self.values = self.values[:, newest]
 
 
-def one_of_each(key: Ints) -> list[Ints]:
-    """Rows in parts: within a part every key stands once, and its rows stay in order."""
+def one_of_each(key: Ints, counts: Bools | None = None) -> list[Ints]:
+    """Rows in parts: within a part every key stands once, and its rows stay in order.
+
+    Rows that do not count, if that is told, are in none.
+    """
     order = np.argsort(key, kind="stable")
+    order = order if counts is None else order[counts[order]]
     ordered = key[order]
-    start = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(key) else order
-    nth = np.arange(len(key)) - np.repeat(start, np.diff(np.r_[start, len(key)]))
+    start = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(order) else order
+    nth = np.arange(len(order)) - np.repeat(start, np.diff(np.r_[start, len(order)]))
     return [np.sort(order[nth == n]) for n in range(int(nth.max(initial=-1)) + 1)]
 
 
 def passes(groups: FinishedGroups, low: float, high: float) -> Floats:
-    """(m,) samples that passed; rewards are scaled so that `low` fails and `high` passes, and
-    clipped: one between is a part of a pass."""
-    scaled = np.clip((groups.reward - low) / (high - low), 0.0, 1.0)
+    """(m,) samples that passed, of those whose reward is known (`FinishedGroups.rewarded`).
+
+    Rewards are scaled so that `low` fails and `high` passes, and clipped: one between is a part of
+    a pass.
+    """
+    known = np.isfinite(groups.reward)
+    scaled = np.where(known, np.clip((groups.reward - low) / (high - low), 0.0, 1.0), 0.0)
     return np.bincount(groups.group_row, weights=scaled, minlength=len(groups)).astype(np.float64)
 
 

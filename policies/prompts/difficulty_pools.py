@@ -68,7 +68,7 @@ class DifficultyPools(WholeGroups):
 
     def learn(self, groups: FinishedGroups) -> None:
         """Remember the mean rewards."""
-        for part in one_of_each(groups.prompt_key):
+        for part in one_of_each(groups.prompt_key, groups.rewarded > 0):
             self._memory.write(groups.prompt_key[part], groups.mean_reward[None, part])
 
     def state_dict(self) -> dict[str, Any]:

@@ -119,21 +119,21 @@ class Duet(WholeGroups):
 
     def learn(self, groups: FinishedGroups) -> None:
         """Average spreads and lengths."""
-        row, size = groups.group_row, groups.size
-        value = groups.reward
+        row, value = groups.group_row, groups.reward
         if self.signal == "logprob" and len(groups.mean_logprob):
             centred = value - groups.mean_reward[row]
-            advantage = centred / (_deviation(value, row, size)[row] + NO_SPREAD)
+            advantage = centred / (_deviation(value, row, len(groups))[row] + NO_SPREAD)
             value = advantage * groups.mean_logprob * groups.tokens
-        known = self.signal == "reward" or len(groups.mean_logprob) > 0
-        length = np.bincount(row, weights=groups.tokens, minlength=len(groups)) / size
-        seen = np.stack((_deviation(value, row, size), length))
+        told = self.signal == "reward" or len(groups.mean_logprob) > 0
+        length = np.bincount(row, weights=groups.tokens, minlength=len(groups)) / groups.size
+        seen = np.stack((_deviation(value, row, len(groups)), length))
+        known = np.stack(((groups.rewarded > 0) & told, np.ones(len(groups), dtype=np.bool_)))
         for part in one_of_each(groups.prompt_key):
             key = groups.prompt_key[part]
             after = self._memory.read(key, (0.0,) * 4)
-            for first, news in ((0, seen[0, part]), (2, seen[1, part]))[0 if known else 1 :]:
-                after[first] += 1
-                after[first + 1] += (news - after[first + 1]) / after[first]
+            count, mean = after[0::2], after[1::2]
+            count += known[:, part]
+            mean += np.where(known[:, part], (seen[:, part] - mean) / np.maximum(count, 1.0), 0.0)
             self._memory.write(key, after)
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,10 +170,13 @@ def _mean(values: Floats, otherwise: float) -> float:
     return float(values.mean()) if len(values) else otherwise
 
 
-def _deviation(value: Floats, row: Ints, size: Ints) -> Floats:
-    """(m,) standard deviation within each group."""
-    mean = np.bincount(row, weights=value, minlength=len(size)) / size
-    square = np.bincount(row, weights=(value - mean[row]) ** 2, minlength=len(size))
+def _deviation(value: Floats, row: Ints, groups: int) -> Floats:
+    """(m,) standard deviation of the known values within each group; 0 where none is known."""
+    known = np.isfinite(value)
+    value, row = value[known], row[known]
+    size = np.maximum(np.bincount(row, minlength=groups), 1)
+    mean = np.bincount(row, weights=value, minlength=groups) / size
+    square = np.bincount(row, weights=(value - mean[row]) ** 2, minlength=groups)
     return np.asarray(np.sqrt(square / size))
 
 

@@ -112,14 +112,15 @@ class Greso(WholeGroups):
 
     def learn(self, groups: FinishedGroups) -> None:
         """Lengthen or end the traces."""
-        if not len(groups):
+        known = groups.rewarded > 0
+        if not known.any():
             return
-        useless, easy = ~groups.informative, groups.mean_reward > self.pass_reward
-        for part in one_of_each(groups.prompt_key):
+        useless, easy = known & ~groups.informative, groups.mean_reward > self.pass_reward
+        for part in one_of_each(groups.prompt_key, known):
             key = groups.prompt_key[part]
             trace = np.where(useless[part], self._memory.read(key, (0.0, 0.0))[0] + 1, 0)
             self._memory.write(key, np.stack((trace, easy[part])))
-        seen = (len(groups), int((useless & easy).sum()), int((useless & ~easy).sum()))
+        seen = (int(known.sum()), int((useless & easy).sum()), int((useless & ~easy).sum()))
         self._counts = [a + b for a, b in zip(self._counts, seen, strict=True)]
         self._useless_share = (seen[1] + seen[2]) / seen[0]
 

@@ -100,8 +100,8 @@ class KalmanGuided(WholeGroups):
 
     def learn(self, groups: FinishedGroups) -> None:
         """Correct the beliefs."""
-        passed, size = passes(groups, self.reward_low, self.reward_high), groups.size
-        for part in one_of_each(groups.prompt_key):
+        passed, size = passes(groups, self.reward_low, self.reward_high), groups.rewarded
+        for part in one_of_each(groups.prompt_key, size > 0):
             key = groups.prompt_key[part]
             mean, variance = self._belief(key)
             seen, noise = self._observation(passed[part], size[part])

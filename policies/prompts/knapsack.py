@@ -98,8 +98,9 @@ class Knapsack(WholeGroups):
 
     def learn(self, groups: FinishedGroups) -> None:
         """Remember the pass rates."""
-        rate = passes(groups, self.reward_low, self.reward_high) / groups.size
-        for part in one_of_each(groups.prompt_key):
+        rewarded = groups.rewarded
+        rate = passes(groups, self.reward_low, self.reward_high) / np.maximum(rewarded, 1)
+        for part in one_of_each(groups.prompt_key, rewarded > 0):
             self._memory.write(groups.prompt_key[part], rate[None, part])
 
     def state_dict(self) -> dict[str, Any]:

@@ -89,9 +89,9 @@ class MoPPS(WholeGroups):
     def learn(self, groups: FinishedGroups) -> None:
         """Forget a part, add the outcomes."""
         passed = passes(groups, self.reward_low, self.reward_high)
-        failed = groups.size - passed
+        failed = groups.rewarded - passed
         prior = np.array(self._prior)[:, None]
-        for part in one_of_each(groups.prompt_key):
+        for part in one_of_each(groups.prompt_key, groups.rewarded > 0):
             key = groups.prompt_key[part]
             seen = np.stack((passed[part], failed[part]))
             before = self._memory.read(key, self._prior)

@@ -84,11 +84,14 @@ class Pods(Stateless):
     def _train(self, groups: FinishedGroups, rng: np.random.Generator) -> Bools:
         train = np.zeros(len(groups.group_row), np.bool_)
         sizes = groups.size
+        # a reward that is not known must not look like an extreme one
+        known, usual = np.isfinite(groups.reward), np.nan_to_num(groups.mean_reward)
+        reward = np.where(known, groups.reward, usual[groups.group_row])
         # samples in a random order within their groups, so that ties fall at random
         shuffled = np.lexsort((rng.random(len(train)), groups.group_row))
         for size in np.unique(sizes[sizes > 0]).tolist():
             rows = shuffled[sizes[groups.group_row] == size].reshape(-1, size)
-            chosen = widest(groups.reward[rows], self._kept(size))
+            chosen = widest(reward[rows], self._kept(size))
             train[np.take_along_axis(rows, chosen, axis=1)] = True
         return train
 

@@ -1,6 +1,7 @@
 """As many prompts as the batch lacks, in the data loader's order: what every trainer does.
 
-Each gets the trainer's group size and cap.  A data loader shuffles, so that each candidate is as likely as any other to be among the first.
+Each gets the trainer's group size and cap.  A data loader shuffles, so that each candidate is as
+likely as any other to be among the first.
 Correctness class: exact.
 """
 

@@ -134,6 +134,13 @@ def test_when_all_are_dead_the_replay_says_so() -> None:
         replay(RUN, plan(), config(), Options(scenario=Happenings(kill)))
 
 
+def test_a_replica_that_joins_in_a_later_step_does_not_save_one_that_cannot_end() -> None:
+    kill = tuple(FleetEvent(Kind.KILL, at_s=0.5, replica=row) for row in range(2))
+    events = Happenings((*kill, FleetEvent(Kind.JOIN, at_s=0.0, step=3, replica=2)))
+    with pytest.raises(FleetError, match="no replica is alive in step 0"):
+        replay(RUN, plan(3, absent=(2,)), config(), Options(scenario=events))
+
+
 def test_what_joins_is_used_from_then_on() -> None:
     join = FleetEvent(Kind.JOIN, at_s=2.0, replica=1)
     run = replay(RUN, plan(absent=(1,)), config(), Options(scenario=Happenings((join,))))

@@ -216,6 +216,16 @@ def test_beyond_the_lag_bound_new_weights_replace_what_runs_and_leave_what_is_pa
     assert world.ints["index"][3:].tolist() == [0, 1, 2]
 
 
+def test_what_has_no_token_yet_is_as_old_as_the_weights_it_is_placed_under() -> None:
+    """As in a live run: a request that only waited in an engine's queue is not stale."""
+    world = running([2000] * 9)  # one more than the batch holds
+    assert world.observe(TrainerSignal()).trajectories.generated_tokens[8] == 0
+    world.interrupt()
+    world.new_weights(3)
+    world.apply([decision(row, Action.PLACE) for row in range(9)])
+    assert world.ints["version"].tolist() == [0] * 8 + [3]
+
+
 def test_regret_is_shown_of_who_wrote_and_loops_by_their_share_of_the_last_tokens() -> None:
     world = running(
         [2000] * 4,

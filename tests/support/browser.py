@@ -43,9 +43,17 @@ addEventListener("load", () => {
       marks: marks.filter(m => m.extent > 0.5 && m.seen).length,
       outside: marks.filter(m => m.outside).length, collisions};
   });
+  const shown = e => box(e).width > 0 && box(e).height > 0 && e.checkVisibility();
+  const tables = [...document.querySelectorAll("table")].map(table => ({
+    columns: table.tHead.rows[0].cells.length,
+    rows: [...table.tBodies[0].rows].filter(shown).length,
+    hidden: [...table.querySelectorAll("tbody th, td")].filter(
+      c => !shown(c) || !c.textContent.trim()).length,
+    colours: Object.fromEntries([...table.querySelectorAll("td *")].map(
+      e => [e.className, getComputedStyle(e).color]))}));
   const out = document.createElement("pre");
   out.id = "findings";
-  out.textContent = JSON.stringify({problems, plots,
+  out.textContent = JSON.stringify({problems, plots, tables,
     too_wide: document.documentElement.scrollWidth - innerWidth,
     paper: getComputedStyle(document.body).backgroundColor});
   document.body.append(out);
@@ -69,12 +77,26 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Table:
+    """One table, as laid out."""
+
+    columns: int
+    rows: int
+    """With a size, the head not counted."""
+    hidden: int
+    """Cells of the body without a size or without a text."""
+    colours: dict[str, str]
+    """Of what is within its cells, by CSS class."""
+
+
+@dataclass(frozen=True)
 class Seen:
     """A page, as the browser shows it."""
 
     problems: list[str]
     """Errors and warnings: on the console, uncaught, or of something that did not load."""
     plots: list[Plot]
+    tables: list[Table]
     too_wide: float
     """Pixels by which the page is wider than the window."""
     paper: str
@@ -107,6 +129,7 @@ def look_at(page: Path, folder: Path, *, dark: bool = False) -> Seen:
     return Seen(
         problems=findings["problems"] + console,
         plots=[Plot(**plot) for plot in findings["plots"]],
+        tables=[Table(**table) for table in findings["tables"]],
         too_wide=findings["too_wide"],
         paper=findings["paper"],
     )

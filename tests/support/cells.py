@@ -3,6 +3,7 @@
 import msgspec
 
 from steersman.controller.tournament.cell import Cell, Game
+from steersman.controller.tournament.standing import Row
 
 
 def cell(
@@ -33,3 +34,30 @@ def cell(
         **more,
     }
     return msgspec.convert(figures, Cell)
+
+
+def table_row(
+    policy: str,
+    workload: str,
+    ratio: float,
+    ci95: tuple[float, float] = (0.1, 10.0),
+    **more: object,
+) -> Row:
+    """A row of the table."""
+    figures = {
+        "workload": workload,
+        "policy": policy,
+        "correctness": "exact",
+        "makespan_ratio": ratio,
+        "ci95": ci95,
+        "efficiency": 0.8,
+        "efficiency_vs_clairvoyant": 0.9,
+        "useful_tokens": 12345.4,
+        "mean_length_ratio": 0.75,
+        "tick_ms_p99": 3.21,
+        "seeds": 5,
+        "section": "placement",
+        "wasted_share": 0.125,
+        **more,
+    }
+    return msgspec.convert(figures, Row)

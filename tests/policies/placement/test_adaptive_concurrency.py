@@ -148,6 +148,13 @@ def test_a_hard_trim_may_park_the_youngest_whole_groups_of_a_barrier_trainer() -
     assert ask(other, seen(1.0, 100, 0, trainer=stream, kv_cache_usage=[0.95])) == []
 
 
+def test_a_run_that_begins_before_its_replicas_does_not_begin_with_a_cap_of_one() -> None:
+    policy, other = AdaptiveConcurrency(), AdaptiveConcurrency()
+    assert ask(policy, seen(0.0, 0, alive=[False])) == []
+    assert ask(policy, seen(10.0, 0)) == ask(other, seen(10.0, 0)) != []
+    assert policy.state_dict()["cap"] == other.state_dict()["cap"] > 1
+
+
 def test_it_prevents_the_thrashing_of_agents_admitted_all_at_once() -> None:
     work, fleet = agents(np.full(8, 16), 8), caching_fleet()
     at_once = run(work, fleet, "sticky_least_inflight", tick_s=4.0)

@@ -19,6 +19,7 @@ from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Objective, Observation, RewardTable, TrainerSignal
+from steersman.policies.placement import staleness_admission
 from steersman.policies.placement.staleness_admission import StalenessAdmission
 
 STREAM = Options(inflight_groups=24, batch_groups=4)
@@ -144,6 +145,19 @@ def test_long_ones_may_exceed_the_lag_bound_but_few_do(seed: int) -> None:
     asked = workload(seed)
     gated, free = expired("staleness_admission", asked), expired(DEFAULT, asked)
     assert 0 < gated < 0.2 * free
+
+
+def test_groups_whose_rewards_never_all_come_do_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staleness_admission, "MOST_AWAITED", 5)
+    policy = StalenessAdmission(filtered="degenerate")
+    for group in range(20):
+        now = at([99], done=[group])
+        some = vars(now.rewarded).items()
+        half = RewardTable(**{name: column[:1] for name, column in some})
+        begin(policy, replace(now, rewarded=half))
+    assert [group for group, *_ in policy.state_dict()["rewards"]] == [15, 16, 17, 18, 19]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -52,6 +52,15 @@ def test_parts_hold_a_key_once_and_keep_the_order_of_its_rows(key: list[int]) ->
     assert all(len(np.unique(column[part])) == len(part) for part in parts)
 
 
+@given(rows=st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=20))
+def test_rows_that_do_not_count_are_in_no_part(rows: list[tuple[int, bool]]) -> None:
+    key = np.array([k for k, _ in rows], dtype=np.int64)
+    counts = np.array([c for _, c in rows], dtype=np.bool_)
+    counted = np.flatnonzero(counts)
+    parts = [part.tolist() for part in one_of_each(key, counts)]
+    assert parts == [counted[part].tolist() for part in one_of_each(key[counted])]
+
+
 def test_a_memory_for_nobody_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="max_prompts"):
         PromptMemory(1, 0)

@@ -36,6 +36,13 @@ def test_a_quarter_of_each_group_is_trained_on_half_of_it_passes() -> None:
     assert selection.accepted.all()
 
 
+def test_a_reward_that_is_not_known_is_no_extreme_one() -> None:
+    groups, policy = finished([[1, 0, np.nan, 0.5], [np.nan] * 4]), Pods(train_share=0.5)
+    train = policy.select(groups, RNG).train
+    assert train[:4].tolist() == [True, True, False, False]
+    assert train[4:].sum() == 2
+
+
 def test_equal_rewards_are_told_apart_at_random() -> None:
     groups, policy = finished([[1, 0, 0, 0]]), Pods(train_share=0.5)
     kept = sum(policy.select(groups, RNG).train.astype(int) for _ in range(1500))

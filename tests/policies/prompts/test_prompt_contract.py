@@ -147,6 +147,25 @@ def test_its_state_survives_being_written_as_json(
 
 
 @every_policy
+@pytest.mark.parametrize("unknown", [1, 4])
+def test_rewards_that_are_not_known_leave_no_trace_in_later_choices(
+    name: str, unknown: int
+) -> None:
+    """Also where none of a group's is known: what it remembers stays finite, all can be chosen."""
+    policy, rng = build(name), np.random.default_rng(0)
+    asked = request(candidates(20), wanted=8, group_size=4)
+    policy.choose(asked, rng)
+    groups = finished([[np.nan] * unknown + [1.0, 0.0, 1.0, 0.0][unknown:]] * 20)
+    policy.learn(groups)
+    policy.extend(groups, rng)
+    policy.select(groups, rng)
+    json.dumps(policy.state_dict(), allow_nan=False)
+    later = replace(asked, step=1, weight_version=1)
+    chosen = {int(row) for _ in range(60) for row in policy.choose(later, rng).row}
+    assert chosen >= set(range(8))
+
+
+@every_policy
 def test_extension_comes_to_an_end(name: str) -> None:
     """Also where every sample fails, or passes."""
     rng = np.random.default_rng(0)
