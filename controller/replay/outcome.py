@@ -79,6 +79,8 @@ class Result:
     """Share of the replica time beyond the loads the profile was fitted on."""
     prompt_tokens: Ints
     """(n,) of every trajectory, fresh ones included; rows as in `attempts`."""
+    loops: Bools
+    """(n,) it only repeats itself in the end."""
 
 
 @dataclass(frozen=True)

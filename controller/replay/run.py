@@ -25,7 +25,6 @@ import numpy as np
 from steersman.controller.config import Config
 from steersman.controller.core import Controller
 from steersman.controller.replay._books import ANSWERS
-from steersman.controller.replay._ticks import Ticks
 from steersman.controller.replay.events import Update
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.options import Options
@@ -38,6 +37,7 @@ from steersman.controller.replay.outcome import (
     step_result,
 )
 from steersman.controller.replay.redraw import FromWorkload
+from steersman.controller.replay.ticks import Ticks
 from steersman.controller.replay.workload import Asked, Workload
 from steersman.controller.replay.world import World
 from steersman.estimators.lifecycle import Phase
@@ -148,19 +148,7 @@ class _Run:
 
     def result(self) -> Result:
         """Everything."""
-        world, ticks = self._world, self._ticks
-        return Result(
-            policy=self._config.placement.name,
-            steps=self._steps,
-            attempts=world.intervals.attempts(),
-            samples=ticks.samples,
-            decisions=len(ticks.decided_s),
-            decide_s=sum(ticks.decided_s),
-            tick_ms_p99=1e3 * float(np.quantile(ticks.decided_s or [0.0], 0.99)),
-            preemptions=int((world.core.state().preemptions - world.forgiven).sum()),
-            unsupported=ticks.unsupported(),
-            prompt_tokens=world.ints["prompt_tokens"],
-        )
+        return self._ticks.result(self._steps)
 
     def _roll_out(self, step: int, asked: list[Asked], max_lag: int, groups_wanted: int) -> None:
         """Until everything has ended or is parked."""

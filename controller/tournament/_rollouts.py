@@ -12,11 +12,11 @@ import numpy as np
 
 from steersman.controller.config import Config
 from steersman.controller.core import Controller
-from steersman.controller.replay._ticks import Ticks
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.options import Options
 from steersman.controller.replay.outcome import Result, StepResult, Totals, step_result
 from steersman.controller.replay.redraw import FromWorkload
+from steersman.controller.replay.ticks import Ticks
 from steersman.controller.replay.workload import Asked, Workload
 from steersman.controller.replay.world import World
 from steersman.estimators.observation import Ints, Objective
@@ -50,18 +50,7 @@ def rolled_out(rounds: Sequence[Round], plan: FleetPlan, config: Config) -> Resu
         if each.trainer_step > world.weight_version:
             ticks.update_weights(each.trainer_step, NOTHING_IS_PUT_OFF)
         steps.append(_round(each, len(steps), world, ticks, options.latency_s))
-    return Result(
-        policy=config.placement.name,
-        steps=steps,
-        attempts=world.intervals.attempts(),
-        samples=ticks.samples,
-        decisions=len(ticks.decided_s),
-        decide_s=sum(ticks.decided_s),
-        tick_ms_p99=1e3 * float(np.quantile(ticks.decided_s or [0.0], 0.99)),
-        preemptions=int((world.core.state().preemptions - world.forgiven).sum()),
-        unsupported=ticks.unsupported(),
-        prompt_tokens=world.ints["prompt_tokens"],
-    )
+    return ticks.result(steps)
 
 
 def _round(each: Round, number: int, world: World, ticks: Ticks, latency_s: float) -> StepResult:

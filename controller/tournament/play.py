@@ -52,7 +52,7 @@ def _cell(game: Game, one: Entry, arena: Arena, workload: Workload, run: Result)
     bound_s, clairvoyant_s = _references(game, arena, workload, whole=one.oversamples)
     answered = sum(step.tokens for step in steps)
     discarded = sum(step.discarded_tokens for step in steps)
-    useful = _useful_tokens(workload, run)
+    useful = _useful_tokens(run)
     asked = np.concatenate([step.length for step in workload.steps])
     stream = bool(arena.options.inflight_groups)
     seconds = (
@@ -159,18 +159,11 @@ _KNOWN: dict[tuple[str, int, int, str], tuple[float, float]] = {}
 """The references of the present workload and seed: its games are played one after another."""
 
 
-def _useful_tokens(workload: Workload, run: Result) -> float:
+def _useful_tokens(run: Result) -> float:
     """Of answers that reached their own end and do not merely repeat themselves."""
     attempts = run.attempts
-    ends = np.isin(attempts.ending, OWN_ENDS)
-    rows, tokens = attempts.trajectory[ends], attempts.last_token[ends]
-    loops = np.concatenate(
-        [np.broadcast_to(step.loops_from, len(step)) >= 0 for step in workload.steps]
-    )
-    repeats = np.zeros(len(rows), dtype=np.bool_)
-    known = rows < len(loops)
-    repeats[known] = loops[rows[known]]
-    return float(tokens[~repeats].sum())
+    ends = np.isin(attempts.ending, OWN_ENDS) & ~run.loops[attempts.trajectory]
+    return float(attempts.last_token[ends].sum())
 
 
 @lru_cache(maxsize=1)

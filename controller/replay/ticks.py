@@ -11,7 +11,7 @@ from steersman.controller.core import Controller
 from steersman.controller.plugins import build
 from steersman.controller.replay._timeline import Timeline
 from steersman.controller.replay.options import Options
-from steersman.controller.replay.outcome import Samples
+from steersman.controller.replay.outcome import Result, Samples, StepResult
 from steersman.controller.replay.world import World
 from steersman.estimators.errors import FleetError
 from steersman.estimators.forecast import Forecast
@@ -120,7 +120,24 @@ class Ticks:
             normaliser=self._config.normaliser,
         )
 
-    def unsupported(self) -> float:
+    def result(self, steps: list[StepResult]) -> Result:
+        """Of a run that is over."""
+        world, decided_s = self.world, self.decided_s
+        return Result(
+            policy=self._config.placement.name,
+            steps=steps,
+            attempts=world.intervals.attempts(),
+            samples=self.samples,
+            decisions=len(decided_s),
+            decide_s=sum(decided_s),
+            tick_ms_p99=1e3 * float(np.quantile(decided_s or [0.0], 0.99)),
+            preemptions=int((world.core.state().preemptions - world.forgiven).sum()),
+            unsupported=self._unsupported(),
+            prompt_tokens=world.ints["prompt_tokens"],
+            loops=world.ints["loops_from"] >= 0,
+        )
+
+    def _unsupported(self) -> float:
         """Share of the busy replica time at a batch the profile never saw."""
         if not self.samples.running:
             return 0.0
