@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     store = Store(args.out, settings)
     failures = _with_progress(play_all, wanted, settings, store, args.workers)
     order = {game: i for i, game in enumerate(wanted)}
-    table = rows(sorted((c for c in store if c.game in order), key=lambda c: order[c.game]))
+    played = sorted((c for c in store if c.game in order), key=lambda c: order[c.game])
+    table = rows(played, [arena.name for arena in chosen if arena.is_stream])
     if args.out is not None:
         from steersman.controller.tournament.markdown import write_markdown
         from steersman.controller.tournament.page import write_page

@@ -27,6 +27,11 @@ class Arena:
     quick: bool = False
     """Whether it is part of a quick tournament."""
 
+    @property
+    def is_stream(self) -> bool:
+        """Weights change while answers are written."""
+        return self.options.inflight_groups > 0
+
 
 @dataclass(frozen=True)
 class PromptArena:
@@ -42,3 +47,8 @@ class PromptArena:
     candidates_per_step: int = 128
     overrides: tuple[str, ...] = ("tick_s=1.0",)
     quick: bool = False
+
+    @property
+    def is_stream(self) -> bool:
+        """Never: a step's samples are all written by its weights."""
+        return False

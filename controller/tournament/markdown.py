@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from steersman.controller.tournament.page import in_order, mean_ratio, workloads_of
-from steersman.controller.tournament.standing import EXACT, Row
+from steersman.controller.tournament.page import exact_ones, in_order, mean_ratio, workloads_of
+from steersman.controller.tournament.standing import Row
+from steersman.estimators.lifecycle import CorrectnessClass
 
+CLASSES = [level.name.lower() for level in sorted(CorrectnessClass)]
 WORKLOADS_A_TABLE = 8
 """Columns that still fit a page."""
 
@@ -16,7 +18,7 @@ def write_markdown(rows: Sequence[Row]) -> str:
     for section in dict.fromkeys(row.section for row in rows):
         own = [row for row in rows if row.section == section]
         for exact in (True, False):
-            some = [row for row in own if (row.correctness == EXACT) == exact]
+            some = exact_ones(own, exact)
             if some:
                 parts += _tables(some, section, exact)
     return "\n".join(parts)
@@ -33,7 +35,8 @@ def _tables(rows: Sequence[Row], section: str, exact: bool) -> list[str]:
         lines.append("|---|--:|" + "--:|" * len(some))
         for policy in policies:
             own = [row for row in rows if row.policy == policy]
-            name = f"`{policy}`" if exact else f"`{policy}` ({own[0].correctness})"
+            worst = max((row.correctness for row in own), key=CLASSES.index)
+            name = f"`{policy}`" if exact else f"`{policy}` ({worst})"
             cells = [_cell(by_pair.get((policy, workload))) for workload in some]
             lines.append(f"| {name} | {mean_ratio(own):.2f} | " + " | ".join(cells) + " |")
         lines.append("")

@@ -11,6 +11,14 @@ from steersman.controller.tournament.standing import EXACT, Row
 from steersman.controller.tournament.workloads import arenas
 
 TIER = "simulation"
+SAME = (
+    "Every answer is drawn from the same distribution as the default's, by one weight version, and "
+    "all are given."
+)
+OTHER = (
+    "Work is put off, cut or chosen: at equal useful work. What it does to the samples is in the "
+    "table of figures: class, kept length, wasted tokens."
+)
 HEAD = (
     "policy", "class", "time", "95 %", "efficiency", "of clairvoyant", "useful", "kept / asked",
     "wasted", "tick p99",
@@ -20,15 +28,10 @@ HEAD = (
 
 def write_page(out: Path, rows: Sequence[Row], settings: Settings) -> None:
     """Write one self-contained page."""
-    exact = [row for row in rows if row.correctness == EXACT]
-    other = [row for row in rows if row.correctness != EXACT]
     body = _head(rows, settings)
-    body += _matrix("The same samples, sooner", exact, "Exact policies: every answer is drawn from "
-                    "the same distribution as the default's, and all are given.")  # fmt: skip
-    if other:
-        body += _matrix("Work that is put off, cut or chosen", other, "At equal useful work. What "
-                        "it does to the samples is in the table of figures: class, kept length, "
-                        "wasted tokens.")  # fmt: skip
+    for section in dict.fromkeys(row.section for row in rows):
+        own = [row for row in rows if row.section == section]
+        body += _matrices(section, own)
     body += _figures(rows)
     write_document(out, "Steersman tournament", body)
 
@@ -44,6 +47,17 @@ def _head(rows: Sequence[Row], settings: Settings) -> str:
         f'<p class="sub">{seeds} seeds each, paired: the same trajectories for every policy.'
         f"{quick}</p></header>"
     )
+
+
+def _matrices(section: str, rows: Sequence[Row]) -> str:
+    """Of one kind of policies: those that change nothing, and the others."""
+    parts = ""
+    for exact, note in ((True, SAME), (False, OTHER)):
+        own = exact_ones(rows, exact)
+        if own:
+            title = f"{section.capitalize()}: {'the same samples' if exact else 'other samples'}"
+            parts += _matrix(title, own, note)
+    return parts
 
 
 def _matrix(title: str, rows: Sequence[Row], note: str) -> str:
@@ -101,6 +115,12 @@ def figures(row: Row) -> list[str]:
         f"{row.wasted_share:.1%}",
         f"{row.tick_ms_p99:.1f} ms",
     ]
+
+
+def exact_ones(rows: Sequence[Row], exact: bool) -> list[Row]:
+    """Rows of the policies that are exact on every workload, or of the others."""
+    mixed = {row.policy for row in rows if row.correctness != EXACT}
+    return [row for row in rows if (row.policy not in mixed) == exact]
 
 
 def workloads_of(rows: Sequence[Row]) -> list[str]:

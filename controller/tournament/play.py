@@ -25,7 +25,7 @@ def takes_part(one: Entry, arena: Arena | PromptArena) -> bool:
     """Whether a policy applies to a workload."""
     if isinstance(arena, PromptArena):
         return one.section == "prompts"
-    if one.oversamples and arena.options.inflight_groups:
+    if one.oversamples and arena.is_stream:
         return False  # a stream has no batch to cut
     return one.section in arena.sections
 
@@ -54,7 +54,7 @@ def _cell(game: Game, one: Entry, arena: Arena, workload: Workload, run: Result)
     discarded = sum(step.discarded_tokens for step in steps)
     useful = _useful_tokens(run)
     asked = np.concatenate([step.length for step in workload.steps])
-    stream = bool(arena.options.inflight_groups)
+    stream = arena.is_stream
     seconds = (
         last.start_s + last.makespan_s - first.start_s
         if stream
@@ -143,8 +143,8 @@ def _references(
     Where groups are carried from step to step, answers cut or tokens drafted, nobody has said what
     is best.
     """
-    if whole or arena.options.inflight_groups or game.section != "placement":
-        whole = whole or bool(arena.options.inflight_groups)
+    if whole or arena.is_stream or game.section != "placement":
+        whole = whole or arena.is_stream
         return _bound_s(workload, arena, whole), None
     key = (game.workload, game.seed, len(workload.steps), arena.plan.described)
     if key not in _KNOWN:

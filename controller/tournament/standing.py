@@ -6,7 +6,7 @@ work.  The interval (95 %) is Student's, of the mean of the log-ratios over the 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from steersman.controller.tournament.entries import DEFAULTS
 
 STUDENT_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantile of Student's distribution with 1, 2, ... degrees of freedom."""
-EXACT = "exact"
+EXACT, CORRECTED = "exact", "corrected"
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Row:
     workload: str
     policy: str
     correctness: str
+    """Of the answers, as played."""
     makespan_ratio: float
     """Below 1 is faster than the default."""
     ci95: tuple[float, float]
@@ -43,8 +44,11 @@ class Row:
     """Of the tokens generated: not in an answer."""
 
 
-def rows(cells: Iterable[Cell]) -> list[Row]:
-    """Sorted by workload and policy in the order of the cells' first appearance."""
+def rows(cells: Iterable[Cell], streams: Collection[str] = ()) -> list[Row]:
+    """Sorted by workload and policy in the order of the cells' first appearance.
+
+    `streams` are the workloads whose weights change while answers are written.
+    """
     by_pair: dict[tuple[str, str, str], dict[int, Cell]] = defaultdict(dict)
     for cell in cells:
         game = cell.game
@@ -54,11 +58,12 @@ def rows(cells: Iterable[Cell]) -> list[Row]:
         base = by_pair.get((workload, section, DEFAULTS[section]), {})
         paired = [(own[seed], base[seed]) for seed in sorted(own) if seed in base]
         if paired:
-            made.append(_row([a for a, _ in paired], [b for _, b in paired]))
+            own_cells, base_cells = zip(*paired, strict=True)
+            made.append(_row(own_cells, base_cells, stream=workload in streams))
     return made
 
 
-def _row(own: Sequence[Cell], base: Sequence[Cell]) -> Row:
+def _row(own: Sequence[Cell], base: Sequence[Cell], stream: bool) -> Row:
     logs = np.log([_cost(a) / _cost(b) for a, b in zip(own, base, strict=True)])
     mean, half = float(logs.mean()), _half_width(logs)
     seconds = np.array([c.seconds for c in own])
@@ -67,7 +72,7 @@ def _row(own: Sequence[Cell], base: Sequence[Cell]) -> Row:
     return Row(
         workload=first.game.workload,
         policy=first.game.policy,
-        correctness=first.correctness,
+        correctness=_as_played(own, stream),
         makespan_ratio=float(np.exp(mean)),
         ci95=(float(np.exp(mean - half)), float(np.exp(mean + half))),
         efficiency=float(np.mean([c.bound_s for c in own] / seconds)),
@@ -81,6 +86,13 @@ def _row(own: Sequence[Cell], base: Sequence[Cell]) -> Row:
         section=first.game.section,
         wasted_share=float(np.mean([c.wasted_share for c in own])),
     )
+
+
+def _as_played(cells: Sequence[Cell], stream: bool) -> str:
+    """The policy's class, or "exact" where it could mix weight versions but never did."""
+    declared = cells[0].correctness
+    one_version = not stream and not any(cell.deferred for cell in cells)
+    return EXACT if declared == CORRECTED and one_version else declared
 
 
 def _cost(cell: Cell) -> float:

@@ -6,19 +6,41 @@ from typing import Any
 import numpy as np
 
 from steersman.estimators.observation import Bools, Floats, Ints, Observation
+from steersman.policies.contract import Range
 
 
-@dataclass(frozen=True)
+@dataclass
 class AimdRule:
-    """When a window grows, when it shrinks, and by how much."""
+    """When a window grows, when it shrinks, and by how much: options of policies with windows."""
 
-    initial: float
-    increase: float
-    decrease: float
-    kv_low: float
-    kv_high: float
-    hit_low: float
-    interval_s: float
+    initial: float = 16.0
+    """Window of a replica at first sight; the paper leaves it open."""
+    increase: float = 2.0
+    """Trajectories added per interval; the paper leaves it open."""
+    decrease: float = 0.5
+    """Factor of a cut: TCP's; the paper leaves it open."""
+    kv_low: float = 0.2
+    """KV usage below which a window grows: the best of the paper's sensitivity study."""
+    kv_high: float = 0.5
+    """KV usage above which a low hit share means thrashing: likewise; at 0.8 the paper saw four to
+    five times the latency.  Its engines hold agents between two tool calls in the other half."""
+    hit_low: float = 0.5
+    """Share of prompt tokens found cached below which a full cache counts as thrashing; the paper
+    leaves it open.  0: only preemptions count."""
+    interval_s: float = 2.0
+    """Seconds between two adjustments; the paper leaves it open."""
+
+
+WINDOW_RANGES = {
+    "initial": Range(1, 256, log=True),
+    "increase": Range(0.5, 16, log=True),
+    "decrease": Range(0.25, 0.95),
+    "kv_low": Range(0.1, 0.95),
+    "kv_high": Range(0.3, 0.99),
+    "hit_low": Range(0.0, 1.0),
+    "interval_s": Range(0.5, 30.0, log=True),
+}
+"""Where those options are worth a search."""
 
 
 @dataclass

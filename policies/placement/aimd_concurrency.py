@@ -38,41 +38,15 @@ from steersman.estimators.observation import Observation
 from steersman.policies.contract import PlacementPolicy, Range
 from steersman.policies.decision import Decision
 from steersman.policies.placement._admission import fill, placements, resumed_first
-from steersman.policies.placement._aimd import AimdRule, Windows, room_of
+from steersman.policies.placement._aimd import WINDOW_RANGES, AimdRule, Windows, room_of
 
 
 @dataclass
-class AimdConcurrency:
+class AimdConcurrency(AimdRule):
     """All thresholds are shares, 0..1."""
 
     correctness: ClassVar[CorrectnessClass] = CorrectnessClass.EXACT
-
-    initial: float = 16.0
-    """Window of a replica at first sight; the paper leaves it open."""
-    increase: float = 2.0
-    """Trajectories added per interval; the paper leaves it open."""
-    decrease: float = 0.5
-    """Factor of a cut: TCP's; the paper leaves it open."""
-    kv_low: float = 0.2
-    """KV usage below which a window grows: the best of the paper's sensitivity study."""
-    kv_high: float = 0.5
-    """KV usage above which a low hit share means thrashing: likewise; at 0.8 the paper saw four to
-    five times the latency.  Its engines hold agents between two tool calls in the other half."""
-    hit_low: float = 0.5
-    """Share of prompt tokens found cached below which a full cache counts as thrashing; the paper
-    leaves it open.  0: only preemptions count."""
-    interval_s: float = 2.0
-    """Seconds between two adjustments; the paper leaves it open."""
-
-    TUNABLE: ClassVar[Mapping[str, Range]] = {
-        "initial": Range(1, 256, log=True),
-        "increase": Range(0.5, 16, log=True),
-        "decrease": Range(0.25, 0.95),
-        "kv_low": Range(0.1, 0.95),
-        "kv_high": Range(0.3, 0.99),
-        "hit_low": Range(0.0, 1.0),
-        "interval_s": Range(0.5, 30.0, log=True),
-    }
+    TUNABLE: ClassVar[Mapping[str, Range]] = WINDOW_RANGES
 
     _windows: Windows = field(default_factory=Windows, init=False)
 
@@ -80,16 +54,7 @@ class AimdConcurrency:
         self, observation: Observation, forecast: Forecast, rng: np.random.Generator
     ) -> list[Decision]:
         """Adjust the windows, then admit what they have room for."""
-        rule = AimdRule(
-            self.initial,
-            self.increase,
-            self.decrease,
-            self.kv_low,
-            self.kv_high,
-            self.hit_low,
-            self.interval_s,
-        )
-        room = room_of(observation, self._windows.update(observation, rule))
+        room = room_of(observation, self._windows.update(observation, self))
         rows = resumed_first(observation)
         targets = fill(observation, room, len(rows))
         reason = "the window of its replica has room"

@@ -43,7 +43,7 @@ from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.estimators.observation import Floats, Ints, Observation
 from steersman.policies.contract import PlacementPolicy, Range
 from steersman.policies.decision import Action, Decision
-from steersman.policies.placement._aimd import AimdRule, Windows, room_of
+from steersman.policies.placement._aimd import WINDOW_RANGES, AimdRule, Windows, room_of
 from steersman.policies.placement._homes import Homes
 
 STICKY, FEWEST, PROTECTED, SHORT = range(4)
@@ -56,7 +56,7 @@ REASONS = (
 
 
 @dataclass
-class War:
+class War(AimdRule):
     """The defaults of the window are those of `aimd_concurrency`."""
 
     correctness: ClassVar[CorrectnessClass] = CorrectnessClass.EXACT
@@ -72,24 +72,12 @@ class War:
     cache_weight: float = 100.0
     """Trajectories in flight that a hit share of 1 outweighs: above any replica's batch and the
     cache decides, as in the paper; 0: the fewest in flight."""
-    initial: float = 16.0
-    """Window of a replica at first sight."""
-    increase: float = 2.0
-    decrease: float = 0.5
-    kv_low: float = 0.2
-    kv_high: float = 0.5
-    hit_low: float = 0.5
-    interval_s: float = 2.0
 
     TUNABLE: ClassVar[Mapping[str, Range]] = {
         "threshold": Range(0, 512),
         "protect_after_s": Range(5.0, 600.0, log=True),
         "cache_weight": Range(0, 1000),
-        "initial": Range(1, 256, log=True),
-        "increase": Range(0.5, 16, log=True),
-        "kv_low": Range(0.1, 0.95),
-        "kv_high": Range(0.3, 0.99),
-        "interval_s": Range(0.5, 30.0, log=True),
+        **WINDOW_RANGES,
     }
 
     _windows: Windows = field(default_factory=Windows, init=False)
@@ -106,7 +94,7 @@ class War:
         """Learn turns, adjust the windows, then place by the rule of the load."""
         self._learn(observation)
         homes = self._homes.update(observation)
-        windows = self._windows.update(observation, self._rule())
+        windows = self._windows.update(observation, self)
         queued, alive = observation.queued, observation.replicas.alive
         living = int(alive.sum())
         if not living or not len(queued):
@@ -148,17 +136,6 @@ class War:
         self._ended_turns += int(e.turns[whole].sum())
         open_groups = set(observation.groups.group_id.tolist())
         self._turns = {g: turns for g, turns in known.items() if g in open_groups}
-
-    def _rule(self) -> AimdRule:
-        return AimdRule(
-            self.initial,
-            self.increase,
-            self.decrease,
-            self.kv_low,
-            self.kv_high,
-            self.hit_low,
-            self.interval_s,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Windows, homes and expected turns."""

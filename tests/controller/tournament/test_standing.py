@@ -38,3 +38,14 @@ def test_efficiency_is_the_mean_of_the_seeds_and_unknown_if_any_reference_is() -
     assert rows(cells)[0].efficiency_vs_clairvoyant == pytest.approx((0.8 + 0.4) / 2)
     cells[1] = cell(DEFAULT, 1, 20.0, clairvoyant_s=None)
     assert rows(cells)[0].efficiency_vs_clairvoyant is None
+
+
+def test_a_policy_that_could_mix_weight_versions_but_never_did_is_exact_as_played() -> None:
+    default = [cell(DEFAULT, 0, 10.0)]
+    calm = cell("planner", 0, 9.0, correctness="corrected")
+    assert rows([*default, calm])[1].correctness == "exact"
+    assert rows([*default, calm], streams=["strong_tail"])[1].correctness == "corrected"
+    busy = cell("planner", 0, 9.0, correctness="corrected", deferred=1)
+    assert rows([*default, busy])[1].correctness == "corrected"
+    cutting = cell("cutter", 0, 9.0, correctness="empirical")
+    assert rows([*default, cutting])[1].correctness == "empirical"

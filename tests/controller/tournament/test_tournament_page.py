@@ -58,13 +58,13 @@ def test_exact_policies_and_those_that_change_work_have_tables_of_their_own(
     tmp_path: Path,
 ) -> None:
     assert matrices(ROWS, tmp_path) == {
-        "The same samples, sooner": [
+        "Placement: the same samples": [
             ["policy", "mean", "tails", "chat"],
             ["faster", "0.632", "0.500", "0.800"],
             ["default", "1.000", "1.000", "1.000"],
             ["slower", "1.250", "1.250", "-"],
         ],
-        "Work that is put off, cut or chosen": [
+        "Placement: other samples": [
             ["policy", "mean", "tails"],
             ["cutter", "0.250", "0.250"],
         ],
@@ -72,7 +72,7 @@ def test_exact_policies_and_those_that_change_work_have_tables_of_their_own(
 
 
 def test_without_a_policy_that_changes_work_there_is_no_table_of_them(tmp_path: Path) -> None:
-    assert list(matrices(ROWS[:5], tmp_path)) == ["The same samples, sooner"]
+    assert list(matrices(ROWS[:5], tmp_path)) == ["Placement: the same samples"]
 
 
 @pytest.mark.parametrize(
