@@ -8,6 +8,22 @@ from steersman.estimators.observation import Bools, Floats, Ints, Observation
 
 
 @dataclass
+class Wishes:
+    """What n trajectories in turn need, and which replicas they prefer."""
+
+    tokens: Ints
+    """To set aside for each."""
+    group: Ints
+    """Row in `preferred`."""
+    home: Ints
+    """The one replica that each prefers, or -1: those of its group."""
+    preferred: Bools
+    """(g, r); is changed."""
+    marks: Bools
+    """What where it goes becomes for its group: preferred or not."""
+
+
+@dataclass
 class Slots:
     """What r replicas can take; arrays are its own."""
 
@@ -30,7 +46,7 @@ class Slots:
         here = rows >= 0
         capacity = replicas.kv_capacity_tokens.astype(np.float64)
         return cls(
-            alive=replicas.alive,
+            alive=replicas.alive.copy(),
             rank=np.argsort(np.argsort(np.array(replicas.names))),
             count=observation.inflight(),
             limit=np.maximum(replicas.max_num_seqs, 1) + backlog,
@@ -51,15 +67,27 @@ class Slots:
         count = self.count[self.alive]
         return int(count.max() - count.min()) if len(count) else 0
 
-    def best(self, tokens: int, preferred: Bools | None = None) -> int:
+    def fill(self, wishes: Wishes, spread: int) -> Ints:
+        """Each in turn to where `best` says, -1 from the first that fits nowhere.
+
+        While the spread is at most `spread`: to a replica that it prefers, if one has room.
+        """
+        from steersman.policies.placement._waterfall import by_fewest  # numba loads slowly
+
+        return np.asarray(
+            by_fewest(
+                wishes.tokens, wishes.group, wishes.home, wishes.marks, spread, wishes.preferred,
+                self.alive, self.rank, self.limit, self.capacity, self.count, self.reserved,
+            )
+        )  # fmt: skip
+
+    def best(self, tokens: int) -> int:
         """Replica with a slot and KV room that has the fewest in flight, or -1.
 
-        Among the preferred ones, if any of them has room.  An empty replica has room for anything.
+        An empty replica has room for anything.
         """
         fits = (self.reserved + tokens <= self.capacity) | (self.count == 0)
         takes = self.alive & (self.count < self.limit) & fits
-        if preferred is not None and (takes & preferred).any():
-            takes = takes & preferred
         if not takes.any():
             return -1
         load = self.count * len(self.count) + self.rank

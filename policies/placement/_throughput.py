@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steersman.estimators.forecast import Forecast, ThroughputForecast
+from steersman.estimators.forecast import KNEE, Forecast, ThroughputForecast
 from steersman.estimators.observation import Bools, Floats, Ints, Observation
 
 
@@ -59,18 +59,34 @@ class Flow:
         """(r,) tokens per second; 0 of the dead."""
         return np.where(self.alive, self._now, 0.0)
 
-    def rise(self, tokens: int) -> Floats:
-        """(r,) by how much one more with so long a context raises it; 0 where it cannot run."""
+    def rise(self, tokens: int | Ints) -> Floats:
+        """(r,) by how much one more with so long a context raises it; 0 where it cannot run.
+
+        (m, r) for tokens (m, 1).
+        """
         capacity, kv = self.model.kv_capacity_tokens, self.kv + tokens
         fits = (capacity <= 0) | (kv <= capacity) | (self.count == 0)
         runs = self.open & fits & (self.count < self.slots) & (self.queue == 0)
         more = self._rate(self.count + 1, kv) - self._now
         return np.where(runs, np.maximum(more, 0.0), 0.0)
 
-    def fall(self, replica: int, tokens: int) -> float:
-        """By how much it sinks where one leaves."""
-        less = self._rate(self.count - 1, self.kv - tokens)
-        return float(self._now[replica] - less[replica])
+    def fall(self, replica: Ints, tokens: Ints) -> Floats:
+        """(m,) by how much it sinks on `replica` where one leaves, with so long a context each."""
+        less = self._rate(self.count - 1, self.kv - tokens[:, None])
+        return np.asarray(self._now[replica] - less[np.arange(len(replica)), replica])
+
+    def fill(self, tokens: Ints, share: float) -> tuple[Ints, Floats]:
+        """`best` for each in turn, and `add`: replicas and rises, up to the first that waits."""
+        from steersman.policies.placement._waterfall import by_rise  # numba loads slowly
+
+        m = self.model
+        model = np.stack((m.fixed_s, m.sequence_s, m.token_s, m.knee_s, m.kv_capacity_tokens))
+        targets, rises = by_rise(
+            tokens, float(share), self._most, model, KNEE, self.open, self.rank, self.slots,
+            self.queue, self.count, self.kv, self._now,
+        )  # fmt: skip
+        taken = targets >= 0
+        return targets[taken], rises[taken]
 
     def best(self, tokens: int, share: float) -> tuple[int, float]:
         """Replica with the largest rise, and the rise; -1 if below `share` of the ideal.
@@ -88,10 +104,6 @@ class Flow:
         """The replica of the largest value; the first by name of those."""
         ties = np.flatnonzero(value == value.max())
         return int(ties[np.argmin(self.rank[ties])])
-
-    def add(self, replica: int, tokens: int) -> None:
-        """One more there."""
-        self._change(replica, 1, tokens)
 
     def move(self, source: int, target: int, tokens: int) -> None:
         """One leaves `source` for `target`."""

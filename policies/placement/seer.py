@@ -17,8 +17,9 @@ besides those of everyone there.  What fits nowhere holds up what comes after it
 placement: to the replica with the longest prefix of it (its own last one; else where siblings are,
 for the prompt) while the replicas' requests in flight differ by at most `spread`, else to the one
 with the fewest.  A prefix of no more than `prefix_tokens` does not count: the paper computes so
-little again rather than fetch it.  A second placement is a migration, made only if it goes to a
-replica with fewer in flight, or away from one whose KV cache cannot hold everyone's next chunk.
+little again rather than fetch it.  A second placement is a migration, made only beyond the `spread`
+or away from a replica whose KV cache cannot hold everyone's next chunk, and only to one with fewer
+in flight.
 
 Not as in the paper: there a chunk's end gives the slot back and the trajectory queues anew; here it
 keeps running unless it moves.  There the KV cache lives in a pool that all replicas read; here a
@@ -37,11 +38,11 @@ import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass, Phase
-from steersman.estimators.observation import Ints, Observation
+from steersman.estimators.observation import NO_ROW, Ints, Observation
 from steersman.policies.contract import PlacementPolicy, Range
 from steersman.policies.decision import Action, Decision, place
 from steersman.policies.placement._homes import Homes
-from steersman.policies.placement._slots import Slots
+from steersman.policies.placement._slots import Slots, Wishes
 
 NAME = "seer"
 REASONS = ("its group's probe", "its group's estimate is the longest", "its group is under-served")
@@ -115,32 +116,31 @@ class Seer:
         self, observation: Observation, slots: "Slots", ahead: Ints, homes: Ints
     ) -> list[Decision]:
         """`ahead` is (n,) the context of each at the end of its chunk."""
-        t, decisions = observation.trajectories, list[Decision]()
+        t, alive = observation.trajectories, observation.replicas.alive
         known = homes >= 0
         long = t.prompt_tokens + t.generated_tokens > self.prefix_tokens
         at_home = known & long & (t.generated_tokens > 0)
+        at_home[at_home] = alive[homes[at_home]]
         shares = np.zeros((len(observation.groups), len(observation.replicas)), dtype=np.bool_)
-        known &= t.prompt_tokens > self.prefix_tokens
+        long_prompt = t.prompt_tokens > self.prefix_tokens
+        known &= long_prompt
         shares[t.group_row[known], homes[known]] = True
-        for row, why in self._order(observation, slots.free):
-            prefix = shares[t.group_row[row]]
-            if at_home[row] and observation.replicas.alive[homes[row]]:
-                prefix = np.arange(len(prefix)) == homes[row]
-            target = slots.best(int(ahead[row]), prefix if slots.spread <= self.spread else None)
-            if target < 0:
-                break
-            slots.take(target, int(ahead[row]))
-            homes[row] = target
-            shares[t.group_row[row], target] = t.prompt_tokens[row] > self.prefix_tokens
-            self._served += why != PROBE
-            decisions.append(place(observation, row, target, NAME, REASONS[why]))
-        return decisions
+        order = list(self._order(observation, slots.free))
+        rows = np.array([row for row, _ in order], dtype=np.int64)
+        home = np.where(at_home, homes, NO_ROW)
+        wishes = Wishes(ahead[rows], t.group_row[rows], home[rows], shares, long_prompt[rows])
+        targets = slots.fill(wishes, self.spread)
+        placed = targets >= 0
+        homes[rows[placed]] = targets[placed]
+        chosen = list(zip(order, targets[placed].tolist(), strict=False))
+        self._served += sum(why != PROBE for (_, why), _ in chosen)
+        return [place(observation, row, to, NAME, REASONS[why]) for (row, why), to in chosen]
 
     def _order(self, observation: Observation, count: int) -> Iterator[tuple[int, int]]:
         """The first `count` queued rows to place, and why."""
         if not count:
             return
-        t, queued = observation.trajectories, observation.queued
+        t, queued, served = observation.trajectories, observation.queued, self._served
         probes, others = _probes(observation)
         yield from ((row, PROBE) for row in probes[:count].tolist())
         group = t.group_row[others]
@@ -152,12 +152,14 @@ class Seer:
         for row in longest[: max(count - len(probes), 0)].tolist():
             if row in done:
                 continue
-            if self._served % self.starvation_every == self.starvation_every - 1:
+            if served % self.starvation_every == self.starvation_every - 1:
                 other = next(r for r in neglected if r not in done)
                 done.add(other)
+                served += 1
                 yield other, NEGLECTED
             if row not in done:
                 done.add(row)
+                served += 1
                 yield row, LONGEST
 
     def _move(

@@ -43,7 +43,7 @@ import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass
-from steersman.estimators.observation import NO_VERSION, Bools, Floats, Ints, Observation
+from steersman.estimators.observation import NO_VERSION, Bools, Ints, Observation
 from steersman.policies.contract import PlacementPolicy, Range, Stateless
 from steersman.policies.decision import Action, Decision, place
 from steersman.policies.placement._throughput import Flow
@@ -102,22 +102,21 @@ class StaleFlow(Stateless):
         t, queued = observation.trajectories, observation.queued
         version = t.oldest_weight_version[queued]
         level = np.where(version == NO_VERSION, np.iinfo(np.int64).max, version)
-        decisions: list[Decision] = []
-        for row in queued[np.lexsort((queued, t.queued_s[queued], level))].tolist():
-            target, rise = flow.best(int(flow.context[row]), self.mu)
-            if target < 0:
-                break
-            flow.add(target, int(flow.context[row]))
-            reason = f"adds {rise:.3g} tokens/s there, the most"
-            decisions.append(place(observation, row, target, NAME, reason))
-        return decisions
+        rows = queued[np.lexsort((queued, t.queued_s[queued], level))]
+        targets, rises = flow.fill(flow.context[rows], self.mu)
+        chosen = zip(rows.tolist(), targets.tolist(), rises.tolist(), strict=False)
+        return [
+            place(observation, row, to, NAME, f"adds {rise:.3g} tokens/s there, the most")
+            for row, to, rise in chosen
+        ]
 
     def _relieve(
         self, observation: Observation, flow: Flow, rows: Ints, queue: Ints
     ) -> list[Decision]:
         """Away from engines with a long queue."""
         t, decisions = observation.trajectories, list[Decision]()
-        for source in np.flatnonzero(queue > self.phi_wait).tolist():
+        by_name = np.argsort(flow.rank)
+        for source in by_name[queue[by_name] > self.phi_wait].tolist():
             own = rows[t.replica_row[rows] == source]
             last = own[np.lexsort((own, -t.placed_s[own]))]
             for row in last[: queue[source] - self.phi_wait].tolist():
@@ -161,16 +160,20 @@ def _fresh_enough(observation: Observation) -> Bools:
 
 def _best_move(flow: Flow, rows: Ints, replica_row: Ints) -> tuple[int, int] | None:
     """The row and target by which the fleet's throughput rises most, if it does."""
-    sources, first = np.unique(replica_row[rows], return_index=True)
+    if not len(rows):
+        return None
+    _, first = np.unique(flow.rank[replica_row[rows]], return_index=True)
+    leaving = rows[first]  # of each replica that may send, by name
+    sources = replica_row[leaving]
+    rise = flow.rise(flow.context[leaving][:, None])
+    rise[np.arange(len(leaving)), sources] = 0.0
+    most = rise.max(axis=1)
+    # where an overfull replica would gain by one less, it still must run elsewhere
+    total_rise = np.where(most > 0, most - flow.fall(sources, flow.context[leaving]), 0.0)
     best, gain = None, 0.0
-    for source, at in zip(sources.tolist(), first.tolist(), strict=True):
-        row = int(rows[at])
-        rise: Floats = flow.rise(int(flow.context[row]))
-        rise[source] = 0.0
-        target = flow.first(rise)
-        total = float(rise[target] - flow.fall(source, int(flow.context[row])))
+    for i, total in enumerate(total_rise.tolist()):
         if total > gain + 1e-9:
-            best, gain = (row, target), total
+            best, gain = (int(leaving[i]), flow.first(rise[i])), total
     return best
 
 

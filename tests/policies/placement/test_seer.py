@@ -6,7 +6,13 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
-from support.observations import forecast_of, observation, replica_table, trajectory_table
+from support.observations import (
+    forecast_of,
+    observation,
+    random_observation,
+    replica_table,
+    trajectory_table,
+)
 
 from steersman.controller.config import PartConfig, load_config
 from steersman.controller.replay.fleet import FleetPlan
@@ -15,11 +21,12 @@ from steersman.controller.replay.workload import Workload
 from steersman.controller.tournament.lengths import Lengths, made_up
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass, Phase
-from steersman.estimators.observation import Observation
+from steersman.estimators.observation import Ints, Observation
 from steersman.mechanisms.simulated.profile import HardwareProfile
 from steersman.policies.contract import Stateless
 from steersman.policies.decision import Action, Decision, place
-from steersman.policies.placement.seer import Seer
+from steersman.policies.placement._slots import Slots
+from steersman.policies.placement.seer import NAME, PROBE, REASONS, Seer
 
 Q, R, E = Phase.QUEUED, Phase.RUNNING, Phase.ENDED
 PROFILE = HardwareProfile(
@@ -130,6 +137,63 @@ def test_after_a_chunk_it_leaves_a_replica_that_cannot_hold_everyones_next_chunk
     policy, seen = crossing([0, 0, 0], kv=4000)
     (move,) = decide(policy, seen)
     assert (move.action, move.trajectory_id, move.replica) == (Action.MIGRATE, 0, "r1")
+
+
+class OneByOne(Seer):
+    """The same placements in plain Python."""
+
+    def _place(
+        self, observation: Observation, slots: Slots, ahead: Ints, homes: Ints
+    ) -> list[Decision]:
+        t, alive = observation.trajectories, np.flatnonzero(observation.replicas.alive)
+        shares: dict[int, set[int]] = {}
+        for row in np.flatnonzero((homes >= 0) & (t.prompt_tokens > self.prefix_tokens)).tolist():
+            shares.setdefault(int(t.group_row[row]), set()).add(int(homes[row]))
+        decisions = []
+        for row, why in list(self._order(observation, slots.free)):
+            written, prompt = t.generated_tokens[row], t.prompt_tokens[row]
+            prefix = shares.setdefault(int(t.group_row[row]), set())
+            if written > 0 and prompt + written > self.prefix_tokens and homes[row] in alive:
+                likes = {int(homes[row])}
+            else:
+                likes = prefix
+            takes = [
+                r
+                for r in alive.tolist()
+                if slots.count[r] < slots.limit[r]
+                and (slots.count[r] == 0 or slots.reserved[r] + ahead[row] <= slots.capacity[r])
+            ]
+            if np.ptp(slots.count[alive]) <= self.spread and likes.intersection(takes):
+                takes = [r for r in takes if r in likes]
+            if not takes:
+                break
+            target = min(takes, key=lambda r: (slots.count[r], observation.replicas.names[r]))
+            slots.take(target, int(ahead[row]))
+            homes[row] = target
+            (prefix.add if prompt > self.prefix_tokens else prefix.discard)(target)
+            self._served += why != PROBE
+            decisions.append(place(observation, row, target, NAME, REASONS[why]))
+        return decisions
+
+
+@pytest.mark.parametrize(("slots", "kv"), [(2, 0), (40, 0), (40, 30_000), (16, 9_000), (16, 900)])
+def test_compiled_placement_decides_as_plain_python_does(slots: int, kv: int) -> None:
+    """Two ticks each: in the second, homes and served placements are remembered."""
+    decided = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        options = {"spread": int(rng.integers(1, 40)), "starvation_every": int(rng.integers(1, 6))}
+        ours, plain = Seer(**options), OneByOne(**options)
+        for _ in range(2):
+            weights = (0.88, 0.04, 0.01, 0.02, 0.05) if seed % 2 else (0.6, 0.2, 0.05, 0.05, 0.1)
+            seen = random_observation(rng, 300, 12, weights=weights, slots=slots, alive_share=0.8)
+            capacity = rng.integers(kv // 2, kv + 1, 12)
+            seen = replace(seen, replicas=replace(seen.replicas, kv_capacity_tokens=capacity))
+            decisions = decide(ours, seen)
+            assert decisions == decide(plain, seen)
+            assert ours.state_dict() == plain.state_dict()
+            decided += len(decisions)
+    assert decided > 10
 
 
 @dataclass

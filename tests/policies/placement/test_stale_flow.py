@@ -1,20 +1,30 @@
 """StaleFlow: where throughput rises most; oldest versions first; what only waits is taken back."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.observations import forecast_of, observation, replica_table, trajectory_table
+from support.observations import (
+    forecast_of,
+    observation,
+    random_observation,
+    replica_table,
+    trajectory_table,
+)
 
 from steersman.controller.config import load_config
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.run import Result, replay
 from steersman.controller.tournament.lengths import Lengths, made_up
+from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import Observation, TrainerSignal
+from steersman.estimators.observation import Ints, Observation, TrainerSignal
 from steersman.mechanisms.simulated.profile import HardwareProfile
-from steersman.policies.decision import Action, Decision
+from steersman.policies.decision import Action, Decision, place
+from steersman.policies.placement import stale_flow
+from steersman.policies.placement._throughput import Flow
 from steersman.policies.placement.stale_flow import StaleFlow
 
 Q, R, LEAVING = Phase.QUEUED, Phase.RUNNING, Phase.LEAVING
@@ -121,6 +131,100 @@ def test_level_replicas_and_what_has_just_moved_are_left_alone() -> None:
     assert decide(StaleFlow(), level, [0.01, 0.01]) == []
     moved = fleet([R] * 4, {"waiting": [0, 0]}, replica_row=[0] * 4, moved_s=[995.0] * 4)
     assert decide(StaleFlow(), moved, [0.01, 0.01]) == []
+
+
+def test_an_overfull_replica_sends_nothing_to_one_that_is_dead_or_full() -> None:
+    """Throughput would rise where one leaves, as one slot serves all three in turn."""
+    full = {"waiting": [0, 0, 0], "max_num_seqs": [1] * 3, "alive": [False, True, True]}
+    seen = fleet([R] * 8, full, replica_row=[1] * 7 + [2])
+    assert decide(StaleFlow(psi=0.1), seen, [0.001] * 3) == []
+
+
+@pytest.mark.parametrize(
+    ("waiting", "policy"),
+    [([0, 0, 0], StaleFlow(max_moves=1)), ([1, 1, 0], StaleFlow(phi_wait=0, psi=1.0, max_moves=1))],
+    ids=["gap", "queue"],
+)
+def test_of_replicas_in_the_same_state_the_first_by_name_sends(
+    waiting: list[int], policy: StaleFlow
+) -> None:
+    """Its row is the second."""
+    replicas = {"waiting": waiting, "names": ("r1", "r0", "r2")}
+    seen = fleet([R] * 8, replicas, replica_row=[0, 1] * 4)
+    (move,) = decide(policy, seen, [0.01] * 3)
+    assert (move.replica, seen.trajectories.replica_row[move.row]) == ("r2", 1)
+
+
+class OneByOne(StaleFlow):
+    """Routing by the arrays of `Flow`, one after the other."""
+
+    def _route(self, observation: Observation, flow: Flow) -> list[Decision]:
+        t, decisions = observation.trajectories, []
+
+        def turn(row: int) -> tuple[bool, int, float, int]:
+            version = int(t.oldest_weight_version[row])
+            return version < 0, version, float(t.queued_s[row]), row
+
+        for row in sorted(observation.queued.tolist(), key=turn):
+            target, rise = flow.best(int(flow.context[row]), self.mu)
+            if target < 0:
+                break
+            flow._change(target, 1, int(flow.context[row]))
+            why = f"adds {rise:.3g} tokens/s there, the most"
+            decisions.append(place(observation, row, target, stale_flow.NAME, why))
+        return decisions
+
+
+def best_move(flow: Flow, rows: Ints, replica_row: Ints) -> tuple[int, int] | None:
+    """Every source's first row against every replica, by a state of its own."""
+    best, gain = None, 0.0
+    names = np.argsort(flow.rank).tolist()
+    for source in (r for r in names if r in replica_row[rows]):
+        row = int(rows[replica_row[rows] == source][0])
+        tokens = int(flow.context[row])
+        rise = flow.rise(tokens)
+        target = max((r for r in names if r != source), key=lambda r: rise[r])
+        fall = flow._now[source] - flow._rate(flow.count - 1, flow.kv - tokens)[source]
+        if rise[target] > 0 and rise[target] - fall > gain + 1e-9:
+            best, gain = (row, target), float(rise[target] - fall)
+    return best
+
+
+def random_rates(rng: np.random.Generator, seen: Observation, kv: int) -> Forecast:
+    """Some replicas alike, so that there are ties; a knee; capacities up to `kv`, 0: unknown."""
+    r, forecast = len(seen.replicas), forecast_of(seen, [100.0] * len(seen.trajectories))
+    return replace(
+        forecast,
+        throughput=replace(
+            forecast.throughput,
+            fixed_s=rng.choice([0.005, 0.01, 0.02], r),
+            sequence_s=rng.choice([0.0001, 0.0003], r),
+            token_s=rng.choice([0.0, 1e-8], r),
+            knee_s=rng.choice([0.0, 0.05], r),
+            kv_capacity_tokens=np.floor(rng.uniform(0.5, 1.0, r) * kv) * (rng.random(r) < 0.8),
+        ),
+    )
+
+
+@pytest.mark.parametrize(("slots", "kv"), [(2, 0), (64, 0), (64, 60_000), (16, 9_000), (16, 900)])
+def test_compiled_routing_decides_as_plain_python_does(
+    slots: int, kv: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = Counter[Action]()
+    for seed in range(24):
+        rng = np.random.default_rng(seed)
+        weights = (0.88, 0.04, 0.01, 0.02, 0.05) if seed % 2 else (0.1, 0.7, 0.1, 0.0, 0.1)
+        seen = random_observation(rng, 300, 12, weights=weights, slots=slots, alive_share=0.8)
+        versions = rng.integers(3, 6, 12)
+        seen = replace(seen, replicas=replace(seen.replicas, weight_version=versions))
+        forecast = random_rates(rng, seen, kv)
+        options = {"mu": float(rng.choice([0.02, 0.5])), "rest_s": 0.0, "max_moves": 16}
+        ours = StaleFlow(**options).decide(seen, forecast, rng)
+        with monkeypatch.context() as patch:
+            patch.setattr(stale_flow, "_best_move", best_move)
+            assert ours == OneByOne(**options).decide(seen, forecast, rng)
+        decided.update(d.action for d in ours)
+    assert min(decided[Action.PLACE], decided[Action.MIGRATE]) > 10
 
 
 def run(policy: str, *options: str, speeds: tuple[float, ...]) -> Result:
