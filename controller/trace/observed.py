@@ -21,6 +21,8 @@ from steersman.estimators.observation import (
 )
 
 TWO_DIMENSIONAL = ("features", "drafted_at", "accepted_at")
+ADDED = {"regret": "nan", "repeated_share": "nan", "draft_tokens": 0, "max_draft_tokens": 0}
+"""Columns that the first traces do not have, and what they would have said."""
 Column = list[Any]
 """Numbers or texts, or lists of them where the array has two dimensions."""
 
@@ -85,7 +87,9 @@ def _texts(values: Column) -> Column:
 
 def _arrays(table: type, columns: dict[str, Column]) -> dict[str, Any]:
     hints = get_type_hints(table)
-    return {name: _restored(name, column, hints[name]) for name, column in columns.items()}
+    rows = len(next(iter(columns.values()), []))
+    added = {name: [value] * rows for name, value in ADDED.items() if name in hints}
+    return {name: _restored(name, c, hints[name]) for name, c in {**added, **columns}.items()}
 
 
 def _restored(name: str, column: Column, hint: Any) -> Any:

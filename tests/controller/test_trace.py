@@ -17,7 +17,7 @@ from support.synthetic_trace import SyntheticRun
 
 from steersman.controller.trace import records as rec
 from steersman.controller.trace.export import to_parquet
-from steersman.controller.trace.observed import TWO_DIMENSIONAL
+from steersman.controller.trace.observed import ADDED, TWO_DIMENSIONAL
 from steersman.controller.trace.reader import TraceError, check, read
 from steersman.controller.trace.writer import FLUSH_S, TraceWriter
 from steersman.estimators.errors import InvalidInputError
@@ -229,6 +229,19 @@ def test_an_observation_survives_the_trace_to_the_bit(observation: Observation) 
     )
     for name in ("trajectories", "groups", "replicas", "ended", "rewarded"):
         assert_same_bits(getattr(observation, name), getattr(back, name))
+
+
+@settings(max_examples=10, deadline=None)
+@given(observations)
+def test_a_trace_from_before_a_column_was_added_is_still_read(observation: Observation) -> None:
+    record = rec.observation_to_record(observation)
+    for name in ADDED:
+        record.trajectories.pop(name, None)
+        record.replicas.pop(name, None)
+    back = rec.record_to_observation(record)
+    assert np.isnan(back.trajectories.regret).all()
+    assert len(back.trajectories.repeated_share) == len(observation.trajectories)
+    assert back.replicas.max_draft_tokens.tolist() == [0] * len(observation.replicas)
 
 
 # Invariants
