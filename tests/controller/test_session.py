@@ -133,6 +133,36 @@ async def test_deferred_groups_come_back_in_the_next_step_with_segments_of_both_
     assert max(t.lag for t in late) == 1
 
 
+async def test_a_policy_that_carries_groups_over_returns_once_the_batch_is_full() -> None:
+    async with session(controller(None, "placement.name=april")) as s:
+        first = await s.rollout(PROMPTS, 2, max_new_tokens=CAP, sampling=SAMPLING, groups_wanted=2)
+        assert 2 <= len(first) < len(PROMPTS)
+        assert s.counts().parked > 0
+        await s.push_weights([], 1)
+        rest = await s.rollout(PROMPTS[:1], 2, max_new_tokens=CAP, sampling=SAMPLING)
+    assert len(first) + len(rest) == len(PROMPTS) + 1
+    check_answers(first + rest, 2)
+
+
+async def test_a_push_begins_a_streams_next_batch_and_the_batch_size_is_told() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def watch(observation: Observation, row: int) -> Decision:
+        seen.append((observation.trainer.step, observation.trainer.groups_wanted))
+        return place(observation, row, 0, "scripted", "first")
+
+    async with session(controller(Scripted(watch))) as s:
+        asked = {"max_new_tokens": CAP, "inflight_groups": 2, "sampling": SAMPLING}
+        async for group in s.stream(PROMPTS, 1, batch_groups=3, **asked):
+            await s.push_weights([], s.weight_version + 1)
+            assert group.trajectories
+        await s.rollout(PROMPTS[:1], 1, max_new_tokens=CAP, sampling=SAMPLING)
+    steps = [step for step, _ in seen]
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 2
+    assert {wanted for step, wanted in seen if step < s.step} <= {3}
+
+
 async def test_nothing_is_deferred_beyond_the_lag_bound() -> None:
     async with session(controller(Scripted(acting(Action.DEFER)), "max_lag=0")) as s:
         groups = await s.rollout(PROMPTS, 2, max_new_tokens=CAP, sampling=SAMPLING)
