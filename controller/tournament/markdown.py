@@ -44,10 +44,10 @@ def _tables(rows: Sequence[Row], section: str, exact: bool) -> list[str]:
 
 
 def _cell(row: Row | None) -> str:
-    """Bold where the interval over the seeds is on one side of 1."""
+    """Bold where the interval over the seeds is on one side of 1, and what is written is not 1."""
     if row is None:
         return "-"
     low, high = row.ci95
     sure = not math.isnan(low) and (high < 1 or low > 1)
     text = f"{row.makespan_ratio:.2f}"
-    return f"**{text}**" if sure else text
+    return f"**{text}**" if sure and text != "1.00" else text

@@ -89,9 +89,9 @@ def _row(own: Sequence[Cell], base: Sequence[Cell], stream: bool) -> Row:
 
 
 def _as_played(cells: Sequence[Cell], stream: bool) -> str:
-    """The policy's class, or "exact" where it could mix weight versions but never did."""
-    declared = cells[0].correctness
-    one_version = not stream and not any(cell.deferred for cell in cells)
+    """The policy's class, or "exact" where a placement could mix weight versions but never did."""
+    declared, placed = cells[0].correctness, cells[0].game.section == "placement"
+    one_version = placed and not stream and not any(cell.deferred for cell in cells)
     return EXACT if declared == CORRECTED and one_version else declared
 
 
