@@ -6,8 +6,8 @@ does no I/O and awaits nothing, so the live loop, a replay and a test run the sa
 same decisions.  What it has learned is explicit: `state_dict`.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -43,8 +43,27 @@ class Verdict:
     forecast: Forecast
 
 
+Part = TypeVar("Part")
+
+
+class _Parts(Generic[Part]):
+    """A frozen dataclass whose fields are sections of the configuration, each naming a part."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        """Build the ones that `config` names."""
+        parts = {name: getattr(config, name) for name in cls.__dataclass_fields__}
+        return cls(**{n: build(KINDS[n], part.name, part.options) for n, part in parts.items()})
+
+    def named(self) -> dict[str, Part]:
+        """By section."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
 @dataclass(frozen=True)
-class Estimators:
+class Estimators(_Parts[Estimator]):
     """One of each; the fields are the configuration's sections."""
 
     length: LengthEstimator
@@ -52,16 +71,6 @@ class Estimators:
     success: SuccessEstimator
     acceptance: AcceptanceEstimator
     drift: DriftEstimator
-
-    @classmethod
-    def from_config(cls, config: Config) -> "Estimators":
-        """Build the ones that `config` names."""
-        parts = {field.name: getattr(config, field.name) for field in fields(cls)}
-        return cls(**{n: build(KINDS[n], part.name, part.options) for n, part in parts.items()})
-
-    def named(self) -> dict[str, Estimator]:
-        """By section."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def forecast(self, observation: Observation) -> Forecast:
         """Learn from one observation, then answer for it.
@@ -87,23 +96,13 @@ class Estimators:
 
 
 @dataclass(frozen=True)
-class Stack:
+class Stack(_Parts[Policy]):
     """One policy of each kind that decides at every tick; the fields are the configuration's
     sections."""
 
     placement: PlacementPolicy
     stopping: StoppingPolicy
     speculation: SpeculationPolicy
-
-    @classmethod
-    def from_config(cls, config: Config) -> "Stack":
-        """Build the ones that `config` names."""
-        parts = {field.name: getattr(config, field.name) for field in fields(cls)}
-        return cls(**{n: build(KINDS[n], part.name, part.options) for n, part in parts.items()})
-
-    def named(self) -> dict[str, Policy]:
-        """By section."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class Controller:

@@ -183,6 +183,11 @@ class ReplicaTable:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def name_rank(self) -> Ints:
+        """(r,) place of each in the order of the names: ties by it do not depend on rows."""
+        return np.argsort(np.argsort(np.array(self.names)))
+
     @classmethod
     def empty(cls) -> Self:
         """No replica."""

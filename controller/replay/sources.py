@@ -3,11 +3,8 @@
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from steersman.controller.calibration.steps import Plan, Step, made_up_steps
 from steersman.controller.calibration.tables import samples_from_csv
-from steersman.controller.replay.turns import Turns
 from steersman.controller.replay.workload import Asked, Workload, workload_of
 from steersman.controller.runs.importing import import_run
 from steersman.controller.runs.table import read_run
@@ -63,15 +60,12 @@ def weight_times(path: Path) -> tuple[float, ...]:
 
 
 def _asked(number: int, step: Step) -> Asked:
-    return Asked(
+    return Asked.plain(
         step=number,
         prompt_key=step.prompt_key,
         group_row=step.group_row,
-        prompt_tokens=np.full(len(step.length), PROMPT_TOKENS),
+        prompt_tokens=PROMPT_TOKENS,
         length=step.length,
         max_new_tokens=step.max_new_tokens,
-        censored=np.zeros(len(step.length), dtype=np.bool_),
         reward=step.reward,
-        images=np.zeros(len(step.length), dtype=np.int64),
-        turns=Turns.single(step.length),
     )

@@ -53,6 +53,35 @@ class Asked:
     loops_from: Ints = field(default_factory=lambda: np.full(1, NOT_TOLD))
     """(n,), or (1,) of all: token from which on it only repeats itself, `NEVER` or `NOT_TOLD`."""
 
+    @classmethod
+    def plain(
+        cls,
+        step: int,
+        prompt_key: Ints,
+        group_row: Ints,
+        length: Ints,
+        max_new_tokens: Ints | int,
+        prompt_tokens: Ints | int,
+        **more: Any,
+    ) -> "Asked":
+        """Of known lengths, one turn, no images and unknown rewards, unless `more` says it."""
+        n = len(length)
+        usual = {
+            "censored": np.zeros(n, dtype=np.bool_),
+            "reward": np.full(n, np.nan),
+            "images": np.zeros(n, dtype=np.int64),
+            "turns": Turns.single(length),
+        }
+        return cls(
+            step=step,
+            prompt_key=prompt_key,
+            group_row=group_row,
+            length=length,
+            max_new_tokens=np.full(n, max_new_tokens),
+            prompt_tokens=np.full(n, prompt_tokens),
+            **{**usual, **more},
+        )
+
     @property
     def truncated(self) -> Bools:
         """(n,) the cap ends it."""

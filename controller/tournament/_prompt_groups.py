@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steersman.controller.replay.turns import Turns
 from steersman.controller.replay.workload import Asked
 from steersman.controller.tournament._rollouts import Round
 from steersman.controller.tournament.sample_banks import SampleBank
@@ -71,16 +70,13 @@ def as_round(groups: Sequence[Group], number: int, step: int) -> Round:
     """All that was asked for, to be timed."""
     sizes = [len(group.length) for group in groups]
     length = np.concatenate([group.length for group in groups])
-    asked = Asked(
+    asked = Asked.plain(
         step=number,
         prompt_key=np.array([group.key for group in groups]),
         group_row=np.repeat(np.arange(len(groups)), sizes),
         prompt_tokens=np.repeat([group.prompt_tokens for group in groups], sizes),
         length=length,
         max_new_tokens=np.repeat([group.cap for group in groups], sizes),
-        censored=np.zeros(len(length), dtype=np.bool_),
         reward=np.concatenate([group.reward for group in groups]),
-        images=np.zeros(len(length), dtype=np.int64),
-        turns=Turns.single(length),
     )
     return Round(step, asked, np.concatenate([group.stage for group in groups]))

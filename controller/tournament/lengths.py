@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steersman.controller.replay.turns import Turns
 from steersman.controller.replay.workload import Asked, Workload
 from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.observation import Floats, Ints
@@ -93,15 +92,11 @@ def _step(
     normal += np.sqrt(1 - share) * rng.standard_normal(n)
     tokens = np.round(lengths.median_tokens * np.exp(lengths.sigma * normal))
     length = np.clip(tokens, 1, lengths.max_new_tokens).astype(np.int64)
-    return Asked(
+    return Asked.plain(
         step=number,
         prompt_key=prompts.astype(np.int64),
         group_row=np.repeat(np.arange(len(prompts)), size),
-        prompt_tokens=np.full(n, lengths.prompt_tokens),
+        prompt_tokens=lengths.prompt_tokens,
         length=length,
-        max_new_tokens=np.full(n, lengths.max_new_tokens),
-        censored=np.zeros(n, dtype=np.bool_),
-        reward=np.full(n, np.nan),
-        images=np.zeros(n, dtype=np.int64),
-        turns=Turns.single(length),
+        max_new_tokens=lengths.max_new_tokens,
     )

@@ -49,16 +49,13 @@ def long_agents(seed: int, steps: int) -> Workload:
         tokens = np.full(n * turns, 60.0)
         length = np.full(n, 60 * turns)
         made.append(
-            Asked(
+            Asked.plain(
                 step=number,
                 prompt_key=np.arange(groups) + number * groups,
                 group_row=np.repeat(np.arange(groups), size),
-                prompt_tokens=np.full(n, 1000),
+                prompt_tokens=1000,
                 length=length,
-                max_new_tokens=np.full(n, 1 << 16),
-                censored=np.zeros(n, dtype=np.bool_),
-                reward=np.full(n, np.nan),
-                images=np.zeros(n, dtype=np.int64),
+                max_new_tokens=1 << 16,
                 turns=Turns(np.full(n, turns), tokens, wait_s, extra),
             )
         )

@@ -47,7 +47,7 @@ class Slots:
         capacity = replicas.kv_capacity_tokens.astype(np.float64)
         return cls(
             alive=replicas.alive.copy(),
-            rank=np.argsort(np.argsort(np.array(replicas.names))),
+            rank=replicas.name_rank,
             count=observation.inflight(),
             limit=np.maximum(replicas.max_num_seqs, 1) + backlog,
             reserved=np.bincount(rows[here], weights=tokens[here], minlength=len(replicas)).astype(

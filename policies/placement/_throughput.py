@@ -47,7 +47,7 @@ class Flow:
             model=forecast.throughput,
             alive=replicas.alive,
             open=admitted,
-            rank=np.argsort(np.argsort(np.array(replicas.names))),
+            rank=replicas.name_rank,
             slots=np.maximum(replicas.max_num_seqs, 1),
             count=observation.inflight(),
             kv=observation.resident_tokens().astype(np.float64),

@@ -174,7 +174,7 @@ class LaminarRepack:
 def _place_all(observation: Observation) -> list[Decision]:
     """Everything that waits, where the fewest are in flight."""
     queued, living = observation.queued, np.flatnonzero(observation.replicas.alive)
-    rank = np.argsort(np.argsort(np.array(observation.replicas.names))).tolist()
+    rank = observation.replicas.name_rank.tolist()
     rows = fewest_first(observation.inflight(), living, len(queued), lambda r, n: float(rank[r]))
     return [
         place(observation, row, replica, NAME, "fewest in flight")
@@ -185,7 +185,7 @@ def _place_all(observation: Observation) -> list[Decision]:
 def _place_in_batches(observation: Observation, left: Ints) -> list[Decision]:
     """As far as batches are not full, the oldest steps first; `left` is counted down."""
     t, queued = observation.trajectories, observation.queued
-    rank = np.argsort(np.argsort(np.array(observation.replicas.names)))
+    rank = observation.replicas.name_rank
     count, decisions = observation.inflight(), list[Decision]()
     order = queued[np.lexsort((queued, observation.groups.step[t.group_row[queued]]))]
     for row in order[: int(left.sum())].tolist():

@@ -38,20 +38,17 @@ def agents(
     with these means.
     """
     count = np.repeat(turns, size)
-    n, last, rng = len(count), np.cumsum(count) - 1, np.random.default_rng(seed)
+    last, rng = np.cumsum(count) - 1, np.random.default_rng(seed)
     waits = rng.exponential(wait_s, count.sum())
     appended = np.round(rng.exponential(extra, count.sum())) + 1
     waits[last] = appended[last] = 0.0
-    step = Asked(
+    step = Asked.plain(
         step=0,
         prompt_key=np.arange(len(turns)),
         group_row=np.repeat(np.arange(len(turns)), size),
-        prompt_tokens=np.full(n, prompt_tokens),
+        prompt_tokens=prompt_tokens,
         length=written * count,
-        max_new_tokens=np.full(n, CAP),
-        censored=np.zeros(n, dtype=np.bool_),
-        reward=np.full(n, np.nan),
-        images=np.zeros(n, dtype=np.int64),
+        max_new_tokens=CAP,
         turns=Turns(count, np.full(count.sum(), float(written)), waits, appended),
     )
     return Workload([step])

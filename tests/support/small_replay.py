@@ -7,7 +7,6 @@ import numpy as np
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.run import Options
 from steersman.controller.replay.study import Comparison, Study
-from steersman.controller.replay.turns import Turns
 from steersman.controller.replay.workload import Asked, Workload
 from steersman.mechanisms.simulated.profile import HardwareProfile
 
@@ -39,17 +38,14 @@ def small_workload(
         np.minimum(rng.lognormal(4.0, 1.0, n).astype(np.int64) + 1, CAP) for _ in range(steps)
     ]
     asked = [
-        Asked(
+        Asked.plain(
             step=number,
             prompt_key=np.arange(groups) + number * groups,
             group_row=np.repeat(np.arange(groups), size),
-            prompt_tokens=np.full(n, 20),
+            prompt_tokens=20,
             length=length,
-            max_new_tokens=np.full(n, CAP),
+            max_new_tokens=CAP,
             censored=np.arange(n) < (2 if censored else 0),
-            reward=np.full(n, np.nan),
-            images=np.zeros(n, dtype=np.int64),
-            turns=Turns.single(length),
         )
         for number, length in enumerate(lengths)
     ]
