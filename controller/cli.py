@@ -36,6 +36,10 @@ COMMANDS = {
         "steersman.controller.commands.tournament",
         "compare all policies on all workloads, on a simulated fleet",
     ),
+    "regret": (
+        "steersman.controller.commands.regret",
+        "what a policy that learns pays for learning, over hundreds of simulated steps",
+    ),
     "import": (
         "steersman.controller.commands.import_run",
         "turn a trainer's logs into a run table, the input of replay",
@@ -47,6 +51,10 @@ COMMANDS = {
     "bench": ("steersman.controller.commands.bench", "measure how fast the simulator is here"),
     "policies": ("steersman.controller.commands.policies", "list the parts that can be chosen"),
     "trace": ("steersman.controller.commands.trace", "check a trace, or export it as Parquet"),
+    "explain": (
+        "steersman.controller.commands.explain",
+        "say why trajectories were moved, parked or stopped, and what came of it",
+    ),
 }
 """Name -> (module, one line of help)."""
 

@@ -82,6 +82,24 @@ class TraceConfig(Section, frozen=True):
         _check("progress_every_s", self.progress_every_s, least=0.0)
 
 
+class HorizonConfig(Section, frozen=True):
+    """How often plans are compared in the simulator, for placement policies that want it."""
+
+    every_s: float = 5.0
+    """Seconds from one look ahead to the next, while something waits; 0: none."""
+    delay_s: float = 1.0
+    """Seconds from the observation that a look ahead rests on to the first that holds its answer;
+    it must be computed by then, or comes later still."""
+    scenarios: int = 8
+    """Futures drawn; even.  Fewer where many thousands are in flight."""
+
+    def __post_init__(self) -> None:
+        _check("every_s", self.every_s, least=0.0)
+        _check("delay_s", self.delay_s, least=0.0)
+        if self.scenarios < 4 or self.scenarios % 2:
+            raise InvalidInputError(f"scenarios is {self.scenarios}; valid: even, 4 or more")
+
+
 class Config(Section, frozen=True):
     """Everything that can be set."""
 
@@ -118,6 +136,7 @@ class Config(Section, frozen=True):
     drift: PartConfig = PartConfig("drift")
     """The estimator that tells when what was learned no longer holds."""
     guard: GuardConfig = GuardConfig()
+    horizon: HorizonConfig = HorizonConfig()
     trace: TraceConfig = TraceConfig()
     kill_switch_file: str = ""
     """The controller switches itself off for good once this file exists; empty: no such file."""

@@ -6,6 +6,7 @@ does no I/O and awaits nothing, so the live loop, a replay and a test run the sa
 same decisions.  What it has learned is explicit: `state_dict`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -25,12 +26,15 @@ from steersman.estimators.contract import (
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.observation import Observation
 from steersman.policies.contract import (
+    Drafting,
+    Explains,
     PlacementPolicy,
     Policy,
     SpeculationPolicy,
     StoppingPolicy,
 )
 from steersman.policies.decision import Decision, DraftDecision
+from steersman.policies.speculation.unchanged import Unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class Verdict:
     dropped: list[Dropped]
     drafts: list[DraftDecision]
     forecast: Forecast
+    alternatives: Mapping[str, float]
+    """What the placement policy compared, by name: predicted seconds to the end of the step."""
 
 
 Part = TypeVar("Part")
@@ -130,8 +136,9 @@ class Controller:
         proposed = stack.placement.decide(observation, forecast, rng)
         proposed += stack.stopping.decide(observation, forecast, rng)
         decisions, dropped = guard(observation, proposed, self.config.guard)
-        drafts = stack.speculation.decide(observation, forecast, rng)
-        return Verdict(decisions, dropped, feasible(observation, drafts), forecast)
+        drafts = feasible(observation, self._drafts(observation, forecast, rng))
+        weighed = stack.placement.alternatives() if isinstance(stack.placement, Explains) else {}
+        return Verdict(decisions, dropped, drafts, forecast, dict(weighed))
 
     def health(self) -> dict[str, dict[str, float]]:
         """How good the estimators' past answers were: section, metric, value (NaN: unknown)."""
@@ -145,6 +152,15 @@ class Controller:
         """Replace what was learned."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
+
+    def _drafts(
+        self, observation: Observation, forecast: Forecast, rng: np.random.Generator
+    ) -> list[DraftDecision]:
+        """The placement policy may decide jointly, unless somebody was chosen for it."""
+        placement, speculation = self._stack.placement, self._stack.speculation
+        if isinstance(placement, Drafting) and isinstance(speculation, Unchanged):
+            return placement.draft(observation, forecast, rng)
+        return speculation.decide(observation, forecast, rng)
 
     def _parts(self) -> dict[str, Estimator | Policy]:
         return {**self._estimators.named(), **self._stack.named()}

@@ -4,6 +4,10 @@ It looks at the same snapshot as the policy and drops, with a reason each: actio
 the trajectory's phase, dead or unknown targets, moves during the cool-down or beyond the budgets,
 deferrals that would break the lag bound.  At most one action per trajectory survives; where several
 policies speak about one trajectory, `PRECEDENCE` says who is heard.
+
+A coin (a STOP that was drawn, or the CONTINUE of one that the same draw spared) is passed or
+dropped whichever way it fell, or weights would not undo it: both sides are legal in the same
+phases, bounded by the same floor, and heard at the same rank; of two coins the first one counts.
 """
 
 from dataclasses import dataclass
@@ -16,18 +20,24 @@ from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import NO_VERSION, Objective, Observation
 from steersman.policies.decision import Action, Decision, DraftDecision
 
+COIN = (Action.STOP, Action.CONTINUE)
+"""Its two sides; a STOP of propensity 1 is a rule's, not a coin's."""
 PRECEDENCE = (
-    Action.STOP,
-    Action.RESTART,
-    Action.DEFER,
-    Action.ISOLATE,
-    Action.MIGRATE,
-    Action.PLACE,
+    COIN,
+    (Action.RESTART,),
+    (Action.DEFER,),
+    (Action.ISOLATE,),
+    (Action.MIGRATE,),
+    (Action.PLACE,),
 )
-"""An action that ends work makes any action that moves it pointless, so it is heard first."""
+"""An action that ends work makes any action that moves it pointless, so it is heard first.  So is
+the other side of its coin: whoever was spared can be moved a tick later."""
+LEAST_SIDE = 0.05
+"""Probability of the rarer side of a coin: a throw makes no weight larger than 20."""
 
 LEGAL_PHASES = {
     Action.STOP: (Phase.RUNNING, Phase.QUEUED),
+    Action.CONTINUE: (Phase.RUNNING, Phase.QUEUED),
     Action.RESTART: (Phase.RUNNING,),
     Action.DEFER: (Phase.RUNNING, Phase.QUEUED),
     Action.ISOLATE: (Phase.RUNNING,),
@@ -53,7 +63,7 @@ def guard(
     observation: Observation, proposed: list[Decision], config: GuardConfig
 ) -> tuple[list[Decision], list[Dropped]]:
     """Split `proposed` into what may be done now and what may not."""
-    rank = {action: place for place, action in enumerate(PRECEDENCE)}
+    rank = {action: place for place, equals in enumerate(PRECEDENCE) for action in equals}
     kept: list[Decision] = []
     dropped: list[Dropped] = []
     check = _Check(observation, config)
@@ -113,6 +123,8 @@ class _Check:
             return f"{decision.action} is not an action on trajectories that can be carried out"
         if self._phase[row] not in legal:
             return f"it is {Phase(self._phase[row]).name.lower()}"
+        if decision.action in COIN and (objection := _coin_objection(decision)):
+            return objection
         if decision.action in TARGETED and not self._alive.get(decision.replica, False):
             return f"replica {decision.replica!r} is not alive"
         if decision.action in CROSSING and self._age_s[decision.replica] > self._max_age_s:
@@ -165,3 +177,14 @@ class _Check:
         row = int(np.searchsorted(self._ids, decision.trajectory_id))
         found = row < len(self._ids) and self._ids[row] == decision.trajectory_id
         return row if found else -1
+
+
+def _coin_objection(decision: Decision) -> str:
+    """Judged alike for both sides."""
+    rarer = min(decision.propensity, 1.0 - decision.propensity)
+    if rarer == 0.0:
+        stops = decision.action is Action.STOP  # by a rule, not by a coin
+        return "" if stops else "it goes on anyway: only whom a coin spared is told so"
+    if rarer < LEAST_SIDE - 1e-9:  # 1 - q and q are not rounded alike
+        return f"a side of its coin has the probability {rarer:.3g}; the least is {LEAST_SIDE}"
+    return ""

@@ -12,7 +12,7 @@ returns; a task that died is not restarted (whatever killed it is still there).
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 from steersman.controller.config import Config
 from steersman.controller.core import Controller, Verdict
 from steersman.controller.deciding import DecidingThread
+from steersman.controller.horizon.runner import HorizonThread
 from steersman.controller.ledger import Ledger
 from steersman.controller.plugins import build, names
 from steersman.controller.trace import records
@@ -70,6 +71,7 @@ class ControlLoop:
         self._controller = controller
         self._ledger, self._trace, self._signal = ledger, trace, signal
         self._thread = DecidingThread(controller)
+        self._horizon = HorizonThread(controller.placement, self.config.horizon)
         self._fallback: PlacementPolicy = build(
             "policies.placement", self.config.fallback.name, self.config.fallback.options
         )
@@ -113,6 +115,7 @@ class ControlLoop:
     def close(self) -> None:
         """No decision will be asked for any more."""
         self._thread.close()
+        self._horizon.close()
 
     async def _watch(self, steering: asyncio.Task[None]) -> str:
         """Why the steering task cannot be relied on any more."""
@@ -141,6 +144,7 @@ class ControlLoop:
             if verdict is None:
                 self._act_by_default(observation)
                 continue
+            self._horizon.look(observation, verdict.forecast)
             enforced = self.state is LoopState.ENFORCING
             self._record(verdict, observation.tick, enforced)
             self._record_health(verdict, observation.trainer.step)
@@ -165,6 +169,8 @@ class ControlLoop:
     def _observe(self, learning: bool) -> Observation:
         self._tick += 1
         observation = self._ledger.observation(self._tick, self._signal(), learning)
+        if learning and self.state is not LoopState.OFF:
+            observation = self._horizon.advised(observation)
         settings = self.config.trace
         if settings.observations:
             self._trace.write(records.observation_to_record(observation))
@@ -231,6 +237,12 @@ class ControlLoop:
             )
 
     def _record(self, verdict: Verdict, tick: int, enforced: bool) -> None:
+        if verdict.alternatives and (verdict.decisions or verdict.dropped):
+            self._trace.write(
+                records.AlternativesWeighed(
+                    t_s=self._ledger.now_s(), tick=tick, seconds=_finite(verdict.alternatives)
+                )
+            )
         for decision in verdict.decisions:
             self._write_decision(decision, tick, enforced)
         for dropped in verdict.dropped:
@@ -249,9 +261,10 @@ class ControlLoop:
             return
         self._health_step = step
         for name, metrics in self._controller.health().items():
-            known = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
             self._trace.write(
-                records.EstimatorHealth(t_s=t_s, estimator=name, step=step, metrics=known)
+                records.EstimatorHealth(
+                    t_s=t_s, estimator=name, step=step, metrics=_finite(metrics)
+                )
             )
 
     def _write_decision(self, decision: Decision, tick: int, enforced: bool) -> None:
@@ -288,6 +301,11 @@ class ControlLoop:
         self._trace.write(
             records.ControllerState(t_s=self._ledger.now_s(), state=state.value, why=why)
         )
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """As JSON can hold them."""
+    return {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
 
 
 def load_mechanisms() -> dict[Action, Mechanism]:

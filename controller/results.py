@@ -41,7 +41,9 @@ class Trajectory:
     disposition: Disposition
     correctness: CorrectnessClass
     weight: float
-    """1 unless it was selected with a known probability; then its inverse."""
+    """1, unless a coin of known probability might have stopped it: then the inverse of the
+    probability with which it was spared, or 0 if it was not.  Sums of weight times anything are
+    unbiased; means divide by the number of trajectories, or by the sum of weights."""
     lag: int
     """Trainer version at delivery minus the oldest version that wrote a token."""
     moves: int

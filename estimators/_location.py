@@ -36,8 +36,17 @@ LEVEL_BEFORE_DATA, LEVEL_VARIANCE = 6.0, 4.0
 """About 400 tokens, give or take a factor of 7."""
 WITHIN, BETWEEN, VISIT = 0.3, 0.4, 0.05
 """Variances before data, in the middle of what published runs show (0.1-0.3, 0.1-0.9, 0-0.05)."""
-BLEND, BLEND_GROUPS, FIRST_BLEND = 0.3, 100.0, 0.7
-"""Weight of one commit's variances: BLEND at most, less for fewer groups; the first one's."""
+BLEND, BLEND_GROUPS, FIRST_BLEND = 0.3, 100.0, 0.9
+"""Weight of one commit's variances: BLEND at most, less for fewer groups; but the k-th commit's at
+least FIRST_BLEND / k, so that the first ones count about equally."""
+VISIT_SHARE = 0.1
+"""Largest part of what differs between groups that is ascribed to visits before any prompt has
+come again: the middle of what published runs show."""
+WITHIN_BOUNDS, BETWEEN_BOUNDS, VISIT_LEAST = (0.001, 4.0), (0.001, 4.0), 0.0005
+"""Deviations of 3 % (answers of one form) and of a factor of 7."""
+EM_ROUNDS = 4
+"""Times that one commit's variances are estimated, each time with the last round's: with the ones
+before data alone, the first commits of a run with alike siblings believe twice their deviation."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,17 @@ class Location:
     mean: Floats
     deviation: Floats
     """Predictive: of one member's log amount about `mean`."""
+    common: Floats
+    """Share of that deviation's square which is doubt about the group: its members have it in
+    common."""
     level: float
     """The common level, with what all open groups say."""
+
+    @classmethod
+    def of(cls, mean: Floats, variance: Floats, within: Floats, level: float) -> "Location":
+        """With `variance` of the location and `within` of the members about it."""
+        total = within + variance
+        return cls(mean, np.sqrt(total), variance / total, level)
 
 
 @dataclass
@@ -150,7 +168,7 @@ class LocationModel:
             return self.expect(prior)
         level = self.present_level
         mean, variance = posterior(level + prior.offset, prior.variance, prior.within, members)
-        return Location(mean, np.sqrt(prior.within + variance), level)
+        return Location.of(mean, variance, prior.within, level)
 
     def track(self, prior: Prior, members: Members, start: Floats | None) -> Location:
         """Of all open groups, which also tell the present level.
@@ -167,36 +185,46 @@ class LocationModel:
         mean, variance = posterior(
             level + prior.offset, prior.variance, prior.within, members, mean
         )
-        return Location(mean, np.sqrt(prior.within + variance), level)
+        return Location.of(mean, variance, prior.within, level)
 
     def expect(self, prior: Prior) -> Location:
         """Of groups whose members say nothing."""
-        deviation = np.sqrt(prior.within + prior.variance)
-        return Location(self.present_level + prior.offset, deviation, self.present_level)
+        level = self.present_level
+        return Location.of(level + prior.offset, prior.variance, prior.within, level)
 
     def close(self, keys: Ints, features: Floats, members: Members) -> Floats:
         """Take (g,) groups that have ended; answers their standardised innovations."""
+        closed = self._closing(keys, features, members)
+        self._closed.append(closed)
+        innovation = closed.pseudo - closed.prior.offset - self.present_level
+        return np.asarray(innovation / np.sqrt(closed.prior.variance + closed.noise))
+
+    def _closing(self, keys: Ints, features: Floats, members: Members) -> _Closed:
         prior = self.prior(keys, features)
         level = self.present_level
         located = posterior(level + prior.offset, prior.variance, prior.within, members)
         innovation, noise = _innovations(level, prior, *located)
         pseudo = level + prior.offset + innovation
-        self._closed.append(_Closed(keys, features, prior, members, pseudo, noise))
-        return np.asarray(innovation / np.sqrt(prior.variance + noise))
+        return _Closed(keys, features, prior, members, pseudo, noise)
 
     def commit(self, clock: int) -> None:
         """Learn from what has closed; `clock` is the weight version (or step) that begins."""
         elapsed = max(clock - self.clock, 0)
         if self._closed:
             none = np.zeros(0)
+            before = self.level, self.within, self.between, self.visit
+            for _ in range(EM_ROUNDS):
+                self.level, present = before[0], self._level_now(none, none, none)
+                self.level = self.present_level = present
+                self._learn_variances(before[1:])
+                self.level = before[0]
+                self._closed = [self._closing(c.keys, c.features, c.members) for c in self._closed]
             level = self._level_now(none, none, none)
             information = sum(float((1 / (c.prior.variance + c.noise)).sum()) for c in self._closed)
             self.level_variance = 1 / (1 / self.level_variance + information)
             self.level = self.present_level = level
-            residuals = [self._squared_residuals(closed) for closed in self._closed]
-            self._learn_variances(residuals)
-            for closed, own in zip(self._closed, residuals, strict=True):
-                self._learn_prompts(closed, own)
+            for closed in self._closed:
+                self._learn_prompts(closed, self._squared_residuals(closed))
             self._closed = []
             self.commits += 1
         self.level_variance = min(self.level_variance + LEVEL_DRIFT * elapsed, LEVEL_VARIANCE)
@@ -257,10 +285,12 @@ class LocationModel:
         )
         return squared_residuals(mean, variance, c.prior.within, c.members)
 
-    def _learn_variances(self, squares: list[Floats]) -> None:
+    def _learn_variances(self, before: tuple[float, float, float]) -> None:
+        """Blend what the closed groups say into what was believed `before`."""
         within, between, visit = np.zeros(2), np.zeros(2), np.zeros(2)
         """Each: sum of weighted moments, sum of weights."""
-        for c, residuals in zip(self._closed, squares, strict=True):
+        for c in self._closed:
+            residuals = self._squared_residuals(c)
             within += residuals.sum(), len(residuals)
             clear = np.flatnonzero(c.noise < 1.0)
             noise, off = c.noise[clear], c.pseudo[clear] - self.level
@@ -274,11 +304,15 @@ class LocationModel:
             weight = 1 / (aged + self.visit + noise) ** 2
             again = (off - self.prompts["offset"][rows]) ** 2
             visit += (weight * (again - noise - aged)).sum(), weight.sum()
-        blend = FIRST_BLEND if not self.commits else min(BLEND, BLEND * self.waiting / BLEND_GROUPS)
-        self.within = _blended(self.within, within, blend, 0.01, 4.0)
+        blend = max(
+            min(BLEND, BLEND * self.waiting / BLEND_GROUPS), FIRST_BLEND / (1 + self.commits)
+        )
+        self.within = _blended(before[0], within, blend, *WITHIN_BOUNDS)
+        if between[1] > 0 and visit[1] <= 0:  # no prompt came again: the two cannot be told apart
+            self.visit = min(before[2], VISIT_SHARE * max(float(between[0] / between[1]), 0.0))
         between[0] -= self.visit * between[1]
-        self.between = _blended(self.between, between, blend, 0.01, 4.0)
-        self.visit = _blended(self.visit, visit, blend / 2, 0.002, self.between)
+        self.between = _blended(before[1], between, blend, *BETWEEN_BOUNDS)
+        self.visit = _blended(self.visit, visit, blend, VISIT_LEAST, self.between)
 
     def _learn_prompts(self, c: _Closed, residuals: Floats) -> None:
         off = c.pseudo - self.level
@@ -331,7 +365,9 @@ def _innovations(
 
 
 def _blended(old: float, sums: Floats, blend: float, lowest: float, highest: float) -> float:
+    """A variance, moved towards the weighted moment by `blend` of their distance in logs: what was
+    believed before data may be off by a factor of ten, and a tenth of it would still be all."""
     if sums[1] <= 0:
         return old
-    new = (1 - blend) * old + blend * float(sums[0] / sums[1])
-    return min(max(new, lowest), highest)
+    new = min(max(float(sums[0] / sums[1]), lowest), highest)
+    return min(float(old ** (1 - blend) * new**blend), highest)

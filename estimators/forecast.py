@@ -25,6 +25,9 @@ class LengthForecast:
     """(n,) expected remaining tokens."""
     remaining_turns: Floats
     """(n, 3) quantiles of the turns not finished, the present one counted; 0 for ended rows."""
+    sibling_correlation: Floats
+    """(g,) correlation, 0..1, of the log lengths of two unfinished members of the group, given what
+    is known of it: near 0 once many siblings have told where the group lies."""
 
     @property
     def median(self) -> Floats:
@@ -133,7 +136,7 @@ class Forecast:
         quantiles, nothing = np.zeros((n, len(QUANTILES))), np.zeros(r)
         group = np.zeros(len(observation.groups))
         return cls(
-            LengthForecast(quantiles, np.zeros(n), quantiles),
+            LengthForecast(quantiles, np.zeros(n), quantiles, group),
             ThroughputForecast(
                 fixed_s=nothing,
                 per_sequence_s=nothing,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steersman.estimators._location import Location, LocationModel
+from steersman.estimators._location import BETWEEN, WITHIN, Location, LocationModel
 from steersman.estimators._outlook import outlook
 from steersman.estimators._prompts import PromptTable
 from steersman.estimators._survival import Survival, View
@@ -27,6 +27,8 @@ from steersman.estimators.forecast import QUANTILES, LengthForecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Floats, Ints, Observation
 
+ALIKE_BEFORE_DATA = BETWEEN / (BETWEEN + WITHIN)
+"""Correlation of siblings' log lengths while nothing has finished."""
 HALF_TURN = 0.5
 """A trajectory that has finished k turns is in turn k + 1: it takes more than k + 1/2."""
 
@@ -57,7 +59,12 @@ class SurvivalLength:
         self._tokens, self._turns = self._survival(), self._survival()
         # compiled now, not within the first decision, whose time is limited
         one = np.zeros(1)
-        outlook(self._tokens.hazards(Location(one, one + 1.0, 0.0)), one.astype(np.int64), one, one)
+        outlook(
+            self._tokens.hazards(Location.of(one, one, one + 1.0, 0.0)),
+            one.astype(np.int64),
+            one,
+            one,
+        )
 
     def observe(self, observation: Observation) -> None:
         """Age the survivors, count the ended, remember where everyone stands now."""
@@ -76,6 +83,7 @@ class SurvivalLength:
         left = np.maximum(t.max_new_tokens - t.generated_tokens, 0).astype(np.float64)
         left[t.phase == Phase.ENDED] = 0.0
         tokens, mean = left[:, None] * np.array(QUANTILES), left * 0.5
+        alike = np.full(len(observation.groups), ALIKE_BEFORE_DATA)
         if self._tokens.events >= 1.0 and len(alive):
             location = self._location(observation, self._tokens, _view_of_tokens)
             total, expected = outlook(
@@ -86,9 +94,11 @@ class SurvivalLength:
             )
             more = np.ceil(total) - t.generated_tokens[alive, None]
             least, most = np.minimum(left[alive], 1.0), left[alive]
+            alike = location.common
             tokens[alive] = np.clip(more, least[:, None], most[:, None])
             mean[alive] = np.clip(expected, least, most)
-        return LengthForecast(tokens, mean, self._remaining_turns(observation, alive))
+        turns = self._remaining_turns(observation, alive)
+        return LengthForecast(tokens, mean, turns, alike)
 
     @property
     def prompts(self) -> PromptTable:

@@ -17,7 +17,7 @@ After histogram gradient boosting (LightGBM, Ke et al. 2017; scikit-learn), fed 
 forecasts; ranks are what schedulers need (vllm-ltr, NeurIPS 2024).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -232,7 +232,7 @@ def _corrected(
     tokens[alive] = np.clip(amounts, least[:, None], left[:, None])
     ratio = (tokens[alive] @ MEAN_WEIGHTS) / np.maximum(before, 0.1)
     mean[alive] = np.clip(mean[alive] * ratio, least, left)
-    return LengthForecast(tokens, mean, forecast.remaining_turns)
+    return replace(forecast, remaining_tokens=tokens, mean_remaining_tokens=mean)
 
 
 PLUGIN: type[LengthEstimator] = BoostedLength

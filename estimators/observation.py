@@ -66,6 +66,22 @@ class TrainerSignal:
     """KL divergence between the newest weights and the version before, if the trainer told it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a look ahead in a simulator, begun some ticks ago, says of p plans for what waits."""
+
+    step: int
+    """Trainer step that it is about."""
+    asked_s: float
+    """Time of the observation that it rests on."""
+    plans: tuple[str, ...]
+    """Names of the plans compared; the first is what the others are compared to."""
+    mean_s: Floats
+    """(p,) expected seconds from `asked_s` to the end of the step under each plan."""
+    error_s: Floats
+    """(p,) standard error of the mean difference to the first plan."""
+
+
 @dataclass(frozen=True)
 class TrajectoryTable:
     """n trajectories: all unfinished ones, and the finished ones of unfinished groups."""
@@ -276,6 +292,8 @@ class Observation:
     replicas: ReplicaTable
     ended: EndedTable = field(default_factory=EndedTable.empty)
     rewarded: RewardTable = field(default_factory=RewardTable.empty)
+    advice: Advice | None = None
+    """The answer of a look ahead that is due now; each is seen once."""
 
     @cached_property
     def destination_row(self) -> Ints:

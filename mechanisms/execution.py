@@ -107,6 +107,7 @@ class Execution:
     disposition: Disposition | None = None
     correctness: CorrectnessClass = CorrectnessClass.EXACT
     weight: float = 1.0
+    """Of the answer in sums over trajectories."""
     moves: int = 0
     """Times it went on on another replica by a decision."""
     deferrals: int = 0
@@ -157,6 +158,11 @@ class Execution:
         assert self.attempt is not None
         self.fleet.abort(self.attempt)
         return True
+
+    def weigh(self, factor: float) -> None:
+        """A known coin decided over it: 1 / probability if it was spared, 0 if not."""
+        self.weight *= factor
+        self.correctness = max(self.correctness, CorrectnessClass.MODIFIED)
 
     def resume(self, why: str) -> bool:
         """Bring a parked trajectory back to the queue."""

@@ -1,7 +1,8 @@
 """Stop: end the trajectory now; the tokens so far are its answer, with disposition STOPPED.
 
-Empirical, unless whoever stops draws from a known keep-probability and passes it as the decision's
-propensity; then the survivors can be weighted by its inverse (modified).
+Empirical where a rule stops (propensity 1).  Where a coin does (propensity 1 - q), the answer
+weighs 0 and those that the coin spared weigh 1 / q (`continue_`): modified.  It weighs 0 even if
+its natural end arrives before the abort: the coin has fallen, and those it spared count for it.
 """
 
 from typing import ClassVar
@@ -28,7 +29,11 @@ class Stop:
         """Abort it; its natural end still wins if it arrives first."""
         if execution.phase not in (Phase.RUNNING, Phase.QUEUED):
             return OutcomeKind.SUPERSEDED
-        execution.leave(ToEnd(Disposition.STOPPED, self.correctness), decision.reason)
+        correctness = self.correctness
+        if decision.propensity < 1:
+            correctness = CorrectnessClass.MODIFIED
+            execution.weigh(0.0)
+        execution.leave(ToEnd(Disposition.STOPPED, correctness), decision.reason)
         return OutcomeKind.APPLIED
 
 

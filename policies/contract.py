@@ -14,10 +14,18 @@ Class variables that a policy may have:
   They hold where the user's configuration says nothing.
 
 A placement policy of a trainer that asks for more groups than a batch needs also has
-`groups_to_ask` (`Oversampling`).
+`groups_to_ask` (`Oversampling`); one that also decides what replicas draft has `draft`
+(`Drafting`); one that compares plans and can tell what it thought of them has `alternatives`
+(`Explains`); one that wants plans compared beside the ticks has `plans` (`LooksAhead`).
+
+Who stops by a coin (probability 1 - q, in [0.05, 0.95]) decides STOP with propensity 1 - q where it
+fell so, and CONTINUE with propensity q for those it spared, in the tick of the throw and once only:
+then the stopped weigh 0, the spared 1 / q, and weighted sums are unbiased.  A side that is said
+again, or not at all, makes them biased.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -26,6 +34,7 @@ import numpy as np
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.estimators.observation import Ints, Observation
+from steersman.policies.adaptive.plans import Plan
 from steersman.policies.decision import Decision, DraftDecision
 from steersman.policies.prompting import FinishedGroups, PromptChoice, PromptRequest, Selection
 
@@ -83,6 +92,36 @@ class Oversampling(Protocol):
     def groups_to_ask(self, groups_wanted: int) -> int:
         """Groups that shall be open in a step that needs `groups_wanted` complete ones, those
         carried over counted."""
+
+
+@runtime_checkable
+class Drafting(Protocol):
+    """A placement policy that also decides how many tokens each replica drafts."""
+
+    def draft(
+        self, observation: Observation, forecast: Forecast, rng: np.random.Generator
+    ) -> list[DraftDecision]:
+        """As `SpeculationPolicy.decide`, after `decide` of the same tick; asked where the
+        configuration leaves drafting alone (`unchanged`): a policy chosen for it has the word."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A placement policy that compares whole plans."""
+
+    def alternatives(self) -> Mapping[str, float]:
+        """What the last `decide` compared: name, predicted seconds to the end of the step.  Empty
+        if it compared nothing."""
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A placement policy that wants plans for what waits compared in the simulator, beside the
+    ticks; `observation.advice` is the answer, some ticks later."""
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """To compare from now on, the first being what the others are compared to; empty: none."""
 
 
 class StoppingPolicy(Policy, Protocol):

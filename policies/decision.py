@@ -1,7 +1,8 @@
 """Decisions: what shall happen to one trajectory or prompt, how likely that was, and why.
 
-A trajectory without a decision continues; nobody makes an object to say so.  A decision names its
-target replica by name, so that a trace can be read without the observation it came from.
+A trajectory without a decision continues; nobody makes an object to say so (but see `CONTINUE`).
+A decision names its target replica by name, so that a trace can be read without the observation it
+came from.
 """
 
 from enum import StrEnum
@@ -12,9 +13,11 @@ from steersman.estimators.observation import Observation
 
 
 class Action(StrEnum):
-    """What can be done; each per-trajectory action has a mechanism of the same name."""
+    """What can be done; each per-trajectory action has a mechanism."""
 
     CONTINUE = "continue"
+    """Go on, spared by a coin: only there is it said, since the spared are weighted.  The others
+    continue without a decision."""
     PLACE = "place"
     """Submit a waiting trajectory to a replica."""
     MIGRATE = "migrate"
@@ -74,5 +77,5 @@ def place(
         policy=policy,
         reason=reason,
         replica=observation.replicas.names[replica_row],
-        row=row,
+        row=int(row),
     )

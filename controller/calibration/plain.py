@@ -38,4 +38,5 @@ def within_cap(observation: Observation, tokens: Floats) -> LengthForecast:
     least = np.minimum(left, 1)[:, None]
     legal = np.clip(np.sort(np.ceil(tokens), axis=1), least, left[:, None]).astype(np.float64)
     turns = np.repeat(alive[:, None], tokens.shape[1], axis=1).astype(np.float64)
-    return LengthForecast(legal, legal.mean(axis=1), turns)
+    nothing_in_common = np.zeros(len(observation.groups))
+    return LengthForecast(legal, legal.mean(axis=1), turns, nothing_in_common)

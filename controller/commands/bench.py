@@ -1,24 +1,33 @@
-"""`steersman bench simulator`: how fast the simulator is on this machine."""
+"""`steersman bench`: how fast the simulator is here, and settings compared on a live fleet."""
 
 import argparse
 import json
 from dataclasses import asdict
 
-KINDS = ("simulator",)
+from steersman.examples import ab
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("what", choices=KINDS, help="what to measure")
-    parser.add_argument(
+    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    live = "compare settings on a live fleet: paired steps, equal work"
+    ab.add_arguments(kinds.add_parser("live", help=live, description=f"{live.capitalize()}."))
+    line = "measure how fast the simulator is here"
+    simulator = kinds.add_parser("simulator", help=line, description=f"{line.capitalize()}.")
+    simulator.add_argument(
         "--trajectories", type=_count, default=100_000, metavar="N", help="(100000; 1e6 is fine)"
     )
-    parser.add_argument("--replicas", type=_count, default=100, metavar="N", help="(100)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the lengths (0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    simulator.add_argument("--replicas", type=_count, default=100, metavar="N", help="(100)")
+    simulator.add_argument("--seed", type=int, default=0, metavar="N", help="of the lengths (0)")
+    simulator.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the chosen one."""
+    return ab.run(args) if args.what == "live" else _simulator(args)
+
+
+def _simulator(args: argparse.Namespace) -> int:
     """Print what one run took."""
     from steersman.mechanisms.simulated import benchmark
 

@@ -29,8 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         action="append",
-        metavar="NAME",
-        help="a policy of any kind, or the dotted path of your own placement policy; repeatable; "
+        metavar="ENTRY",
+        help="a policy of any kind, or the dotted path of your own placement policy, and after "
+        "commas what differs from its defaults and from the default stack, e.g. "
+        "tail_planner,max_moves=0,length.use_siblings=false,guard.max_deferrals=0; repeatable; "
         "the default of its kind always takes part (all)",
     )
     parser.add_argument(
@@ -108,20 +110,9 @@ def run(args: argparse.Namespace) -> int:
 def _with_progress(play_all: Any, wanted: Any, settings: Any, store: Any, workers: Any) -> Any:
     import os
 
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from steersman.controller.tournament.console import progress_bar
 
-    shown = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+    with progress_bar() as bar:
         missing = sum(game not in store for game in wanted)
         task = bar.add_task("games", total=missing)
         count = workers or os.cpu_count() or 1
@@ -141,19 +132,20 @@ def _plain(row: "Row") -> dict[str, Any]:
 
 
 def _print(table: "Sequence[Row]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from steersman.controller.tournament.console import name_column, output, shown_name
     from steersman.controller.tournament.page import HEAD, figures
 
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, width=WIDTH)
+    console = output(WIDTH)
     for workload in dict.fromkeys(row.workload for row in table):
-        shown = Table(*HEAD, title=f"{workload} (tier: simulation)", title_justify="left")
         own = [row for row in table if row.workload == workload]
+        entry = name_column(HEAD[0], [row.policy for row in own])
+        title = f"{workload} (tier: simulation)"
+        shown = Table(entry, *HEAD[1:], title=title, title_justify="left")
         for row in sorted(own, key=lambda r: r.makespan_ratio):
-            shown.add_row(*figures(row))
+            name, *others = figures(row)
+            shown.add_row(shown_name(name), *others)
         console.print(shown)
 
 

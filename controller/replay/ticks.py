@@ -8,6 +8,7 @@ import numpy as np
 
 from steersman.controller.config import Config
 from steersman.controller.core import Controller
+from steersman.controller.horizon.runner import InlineHorizon
 from steersman.controller.plugins import build
 from steersman.controller.replay._timeline import Timeline
 from steersman.controller.replay.options import Options
@@ -33,6 +34,7 @@ class Ticks:
     ) -> None:
         self.world = world
         self._controller, self._config, self._options = controller, config, options
+        self._horizon = InlineHorizon(controller.placement, config.horizon)
         self._timeline = Timeline(options.scenario.events)
         self._fallback: PlacementPolicy = build(
             "policies.placement", config.fallback.name, config.fallback.options
@@ -55,6 +57,7 @@ class Ticks:
         not `placing`."""
         world = self.world
         seen = world.observe(self._signal(max_lag, objective, groups_wanted))
+        seen = self._horizon.advised(seen)
         self.samples.add(seen)
         self._decide(seen, placing)
         # what a decision has parked may still go on in a step in which a replica joins
@@ -99,6 +102,7 @@ class Ticks:
         started = time.perf_counter()
         verdict = self._controller.decide(seen)
         self.decided_s.append(time.perf_counter() - started)
+        self._horizon.look(seen, verdict.forecast)
         decisions = verdict.decisions
         if not placing:
             decisions = [d for d in decisions if d.action is not Action.PLACE]

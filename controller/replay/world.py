@@ -220,6 +220,8 @@ class World:
         elif action is Action.DEFER:
             fits = np.isin(phase, (Phase.QUEUED, Phase.RUNNING))
             self._hands.park(rows[fits])
+        elif action is Action.CONTINUE:  # a replay has no weights: nothing changes
+            fits = np.isin(phase, (Phase.QUEUED, Phase.RUNNING))
         elif action is Action.STOP:
             fits = np.isin(phase, (Phase.QUEUED, Phase.RUNNING))
             self._hands.stop(rows[fits])

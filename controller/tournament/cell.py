@@ -9,6 +9,7 @@ class Game(msgspec.Struct, frozen=True):
     workload: str
     section: str
     policy: str
+    """The entry's name: a policy, and what differs from the default stack."""
     seed: int
 
 

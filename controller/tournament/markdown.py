@@ -36,7 +36,8 @@ def _tables(rows: Sequence[Row], section: str, exact: bool) -> list[str]:
         for policy in policies:
             own = [row for row in rows if row.policy == policy]
             worst = max((row.correctness for row in own), key=CLASSES.index)
-            name = f"`{policy}`" if exact else f"`{policy}` ({worst})"
+            code = "`" + policy.replace("|", "\\|") + "`"  # a bar would end the cell
+            name = code if exact else f"{code} ({worst})"
             cells = [_cell(by_pair.get((policy, workload))) for workload in some]
             lines.append(f"| {name} | {mean_ratio(own):.2f} | " + " | ".join(cells) + " |")
         lines.append("")

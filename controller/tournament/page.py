@@ -24,6 +24,10 @@ HEAD = (
     "wasted", "tick p99",
 )  # fmt: skip
 """What `figures` says."""
+OPTIONS_STYLE = (
+    "display:inline-block;font-size:.85em;white-space:normal;width:max-content;max-width:30ch"
+)
+"""Cells do not break: a long name would push the figures out of sight."""
 
 
 def write_page(out: Path, rows: Sequence[Row], settings: Settings) -> None:
@@ -68,7 +72,7 @@ def _matrix(title: str, rows: Sequence[Row], note: str) -> str:
     for policy in policies:
         own = [by_pair.get((policy, workload)) for workload in workloads]
         taken = [row for row in own if row is not None]
-        lines.append([escape(policy), f"{mean_ratio(taken):.3f}", *(_cell(row) for row in own)])
+        lines.append([entry_html(policy), f"{mean_ratio(taken):.3f}", *(_cell(row) for row in own)])
     head = ["policy", "mean", *(escape(w) for w in workloads)]
     return (
         f"<section><h2>{title}</h2><p>{note} Time over the default's, below 1 is faster; bold "
@@ -91,12 +95,23 @@ def _figures(rows: Sequence[Row]) -> str:
     for workload in dict.fromkeys(row.workload for row in rows):
         own = sorted((r for r in rows if r.workload == workload), key=lambda r: r.makespan_ratio)
         about = known[workload].summary if workload in known else "from a file"
-        lines = [[escape(cell) for cell in figures(row)] for row in own]
+        lines = [
+            [entry_html(row.policy), *(escape(cell) for cell in figures(row)[1:])] for row in own
+        ]
         parts.append(
             f"<h3>{escape(workload)}</h3><p>{escape(about)}</p>"
             f"{table('figures compact', HEAD, lines)}"
         )
     return f"<section><h2>All figures</h2>{''.join(parts)}</section>"
+
+
+def entry_html(name: str) -> str:
+    """An entry's name: the policy, and below it, in lines of bounded width, what differs."""
+    policy, comma, rest = name.partition(",")
+    if not comma:
+        return escape(policy)
+    wrapped = escape(rest).replace(",", ",<wbr/>")
+    return f'{escape(policy)},<br/><span class="unit" style="{OPTIONS_STYLE}">{wrapped}</span>'
 
 
 def figures(row: Row) -> list[str]:

@@ -1,11 +1,11 @@
-"""One game: a policy, in an otherwise default stack, on one workload drawn from one seed."""
+"""One game: an entry on one workload drawn from one seed."""
 
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from steersman.controller.config import Config, load_config
+from steersman.controller.config import Config
 from steersman.controller.plugins import build
 from steersman.controller.replay.bounds import bounds
 from steersman.controller.replay.intervals import ENDINGS
@@ -14,7 +14,7 @@ from steersman.controller.replay.workload import Workload
 from steersman.controller.tournament.arena import Arena, PromptArena
 from steersman.controller.tournament.cell import Cell, Game, Settings
 from steersman.controller.tournament.clairvoyant import clairvoyant_makespan
-from steersman.controller.tournament.entries import DEFAULTS, SECTIONS, Entry, entry
+from steersman.controller.tournament.entries import SECTIONS, Entry, entry
 from steersman.controller.tournament.prompt_run import PromptRunResult, run_prompts
 from steersman.controller.tournament.workloads import chosen_arenas
 
@@ -34,10 +34,7 @@ def play(game: Game, settings: Settings) -> Cell:
     """Play it."""
     arena = _arena(game.workload, settings)
     one = entry(game.section, game.policy)
-    stack = {"placement": DEFAULTS["placement"], game.section: game.policy}
-    stack.pop("prompts", None)  # they are asked by the trainer, not by the controller
-    named = [f"{section}.name={name}" for section, name in stack.items()]
-    config = load_config(None, [*named, *arena.overrides], environ={})
+    config = one.config(arena.overrides)
     if isinstance(arena, PromptArena):
         return _prompt_cell(game, one, arena, config)
     workload = _workload(game.workload, game.seed, settings)
@@ -86,7 +83,7 @@ def _cell(game: Game, one: Entry, arena: Arena, workload: Workload, run: Result)
 
 
 def _prompt_cell(game: Game, one: Entry, arena: PromptArena, config: Config) -> Cell:
-    policy = build(SECTIONS[game.section], game.policy, {})
+    policy = build(SECTIONS[game.section], one.policy, one.options)
     run = run_prompts(
         arena.bank(game.seed),
         policy,

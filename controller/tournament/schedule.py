@@ -4,21 +4,17 @@ Seeds come first: after an interruption every policy has been on every workload 
 the table so far is fair.  A game that fails is reported and left out; the others go on.
 """
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.pool import IMapIterator
 
 from steersman.controller.tournament.arena import Arena, PromptArena
 from steersman.controller.tournament.cell import Cell, Game, Settings
 from steersman.controller.tournament.entries import Entry
 from steersman.controller.tournament.play import play, takes_part
 from steersman.controller.tournament.store import Store
-
-WAKE_S = 0.5
+from steersman.controller.tournament.workers import outcomes
 
 
 @dataclass(frozen=True)
@@ -52,34 +48,14 @@ def play_all(
     """Play what the store does not hold yet; returns the games that failed."""
     missing = [game for game in wanted if game not in store]
     failures: list[Failure] = []
-    # spawn: a forked child would inherit threads of numerical libraries in an unknown state
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(min(workers, max(len(missing), 1)), _begin_worker) as pool:
-        outcomes = pool.imap_unordered(partial(_play, settings=settings), missing)
-        for outcome in _waking(outcomes, len(missing)):
+    with closing(outcomes(partial(_play, settings=settings), missing, workers)) as played:
+        for outcome in played:
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             else:
                 store.add(outcome)
             after_game()
     return failures
-
-
-def _waking(outcomes: "IMapIterator[Cell | Failure]", count: int) -> Iterator[Cell | Failure]:
-    """As they come.  An interrupt may reach another thread than this one, which notices it only
-    when it wakes: so it does, now and then."""
-    while count:
-        try:
-            yield outcomes.next(timeout=WAKE_S)
-            count -= 1
-        except multiprocessing.TimeoutError:
-            continue
-
-
-def _begin_worker() -> None:
-    """An interrupt is the parent's to handle; one thread, as there is one worker per core."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _play(game: Game, settings: Settings) -> Cell | Failure:

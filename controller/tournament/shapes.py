@@ -1,6 +1,6 @@
 """Made-up workloads that are more than lengths: turns, images, strays, a change of regime."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,27 +36,44 @@ def _with_turns(step: Asked, seed: int) -> Asked:
     return replace(step, turns=Turns(count, tokens, wait_s, extra).reaching(step.length))
 
 
+@dataclass(frozen=True)
+class Agents:
+    """Groups of agents of equally many turns, none of which comes again."""
+
+    groups: int = 16
+    size: int = 8
+    turns: int = 20
+    written: int = 60
+    """Tokens per turn."""
+    extra: float = 1500.0
+    """Mean tokens that a tool appends; it takes a second in the mean."""
+
+
 def long_agents(seed: int, steps: int) -> Workload:
-    """Agents of 20 turns, whose contexts grow to some 30,000 tokens; none comes again."""
-    groups, size, turns = 16, 8, 20
-    n, made = groups * size, []
+    """Agents of 20 turns, whose contexts grow to some 30,000 tokens."""
+    return agents(Agents(), seed, steps)
+
+
+def agents(kind: Agents, seed: int, steps: int) -> Workload:
+    """Exponential tool calls, in time and in tokens."""
+    n, turns, made = kind.groups * kind.size, kind.turns, []
     last = np.arange(1, n + 1) * turns - 1
     for number in range(steps):
         rng = np.random.default_rng((seed, 6, number))
         wait_s = rng.exponential(1.0, n * turns)
-        extra = np.round(rng.exponential(1500.0, n * turns)) + 1
+        extra = np.round(rng.exponential(kind.extra, n * turns)) + 1
         wait_s[last] = extra[last] = 0.0
-        tokens = np.full(n * turns, 60.0)
-        length = np.full(n, 60 * turns)
         made.append(
             Asked.plain(
                 step=number,
-                prompt_key=np.arange(groups) + number * groups,
-                group_row=np.repeat(np.arange(groups), size),
+                prompt_key=np.arange(kind.groups) + number * kind.groups,
+                group_row=np.repeat(np.arange(kind.groups), kind.size),
                 prompt_tokens=1000,
-                length=length,
+                length=np.full(n, kind.written * turns),
                 max_new_tokens=1 << 16,
-                turns=Turns(np.full(n, turns), tokens, wait_s, extra),
+                turns=Turns(
+                    np.full(n, turns), np.full(n * turns, float(kind.written)), wait_s, extra
+                ),
             )
         )
     return Workload(made, (f"agents, made up from seed {seed}",))

@@ -91,7 +91,12 @@ def _row(own: Sequence[Cell], base: Sequence[Cell], stream: bool) -> Row:
 def _as_played(cells: Sequence[Cell], stream: bool) -> str:
     """The policy's class, or "exact" where a placement could mix weight versions but never did."""
     declared, placed = cells[0].correctness, cells[0].game.section == "placement"
-    one_version = placed and not stream and not any(cell.deferred for cell in cells)
+    touched = any(cell.deferred or cell.stopped for cell in cells)  # a stack may also stop
+    return as_played(declared, placed and not stream and not touched)
+
+
+def as_played(declared: str, one_version: bool) -> str:
+    """The class of answers that were all given whole, or not, by the weights of their step."""
     return EXACT if declared == CORRECTED and one_version else declared
 
 

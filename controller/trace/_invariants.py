@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
+from math import isclose
 
 from steersman.controller.trace.records import (
     AttemptEnded,
@@ -19,6 +20,8 @@ from steersman.controller.trace.records import (
     TrajectoryQueued,
 )
 from steersman.estimators.lifecycle import REPLACED, TRANSITIONS, Disposition, Phase
+from steersman.mechanisms.contract import OutcomeKind
+from steersman.policies.decision import Action, Decision
 
 
 def check(records: Iterable[Record]) -> list[str]:
@@ -39,6 +42,9 @@ class _Life:
     tokens: int = 0
     attempt: str = ""
     disposition: Disposition | None = None
+    weight: float = 1.0
+    told_weight: float = 1.0
+    """The one its end tells; the one above is what its coins make it."""
 
 
 @dataclass
@@ -49,7 +55,7 @@ class Invariants:
     lives: dict[int, _Life] = field(default_factory=dict)
     groups: dict[int, GroupAdmitted] = field(default_factory=dict)
     attempts: set[str] = field(default_factory=set)
-    orders: set[tuple[int, int, str]] = field(default_factory=set)
+    orders: dict[tuple[int, int, str], Decision] = field(default_factory=dict)
     successors: set[int] = field(default_factory=set)
     started: bool = False
     ended: bool = False
@@ -132,6 +138,7 @@ class Invariants:
             at = end
         self._must(at == told, name, f"has segments up to {at} of {told} tokens")
         life.disposition = Disposition(record.disposition)
+        life.told_weight = record.weight
 
     @take.register
     def _(self, record: GroupEnded) -> None:
@@ -149,14 +156,17 @@ class Invariants:
     def _(self, record: DecisionTaken) -> None:
         if record.enforced:
             d = record.decision
-            self.orders.add((record.tick, d.trajectory_id, d.action.value))
+            self.orders[record.tick, d.trajectory_id, d.action.value] = d
 
     @take.register
     def _(self, record: Outcome) -> None:
         order = (record.tick, record.trajectory_id, record.action)
         text = f"{record.action} in tick {record.tick} happened without a decision"
-        self._must(order in self.orders, record.trajectory_id, text)
-        self.orders.discard(order)
+        decision = self.orders.pop(order, None)
+        self._must(decision is not None, record.trajectory_id, text)
+        life = self.lives.get(record.trajectory_id)
+        if decision is not None and life is not None and record.outcome == OutcomeKind.APPLIED:
+            life.weight *= _factor(decision)
 
     def close(self) -> None:
         """What can only be said at the end."""
@@ -164,6 +174,9 @@ class Invariants:
             self.problems.append("the run has no end: it was killed, or it still runs")
         for name, life in self.lives.items():
             self._must(life.disposition is not None, name, f"never ended; it is {life.phase.name}")
+            told = life.told_weight
+            fair = life.disposition is None or isclose(told, life.weight, rel_tol=1e-9)
+            self._must(fair, name, f"weighs {told:g}; its coins make it {life.weight:g}")
             if life.disposition in REPLACED:
                 self._must(name in self.successors, name, "was taken away and never replaced")
 
@@ -183,3 +196,10 @@ class Invariants:
     def _must(self, holds: bool, name: int, problem: str, what: str = "trajectory") -> None:
         if not holds:
             self.problems.append(f"{what} {name} {problem}")
+
+
+def _factor(decision: Decision) -> float:
+    """By what carrying it out multiplies the weight."""
+    if decision.action is Action.CONTINUE:
+        return 1.0 / decision.propensity
+    return 0.0 if decision.action is Action.STOP and decision.propensity < 1 else 1.0

@@ -7,10 +7,12 @@ import math
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 
 from steersman.controller.trace._record import Base
 from steersman.estimators.observation import (
+    Advice,
     EndedTable,
     GroupTable,
     Observation,
@@ -27,6 +29,16 @@ Column = list[Any]
 """Numbers or texts, or lists of them where the array has two dimensions."""
 
 
+class AdviceRecorded(msgspec.Struct, frozen=True):
+    """`Advice`, which see."""
+
+    step: int
+    asked_s: float
+    plans: list[str]
+    mean_s: Column
+    error_s: Column
+
+
 class ObservationRecorded(Base, frozen=True, kw_only=True):
     """The snapshot of one tick; `t_s` is its `now_s`."""
 
@@ -38,6 +50,8 @@ class ObservationRecorded(Base, frozen=True, kw_only=True):
     replicas: dict[str, Column]
     ended: dict[str, Column]
     rewarded: dict[str, Column]
+    advice: AdviceRecorded | None = None
+    """None where no look ahead was due, and in the first traces."""
 
 
 def observation_to_record(observation: Observation) -> ObservationRecorded:
@@ -51,6 +65,7 @@ def observation_to_record(observation: Observation) -> ObservationRecorded:
         replicas=_columns(observation.replicas),
         ended=_columns(observation.ended),
         rewarded=_columns(observation.rewarded),
+        advice=_recorded(observation.advice),
     )
 
 
@@ -65,7 +80,27 @@ def record_to_observation(record: ObservationRecorded) -> Observation:
         replicas=ReplicaTable(**_arrays(ReplicaTable, record.replicas)),
         ended=EndedTable(**_arrays(EndedTable, record.ended)),
         rewarded=RewardTable(**_arrays(RewardTable, record.rewarded)),
+        advice=_advice(record.advice),
     )
+
+
+def _recorded(advice: Advice | None) -> AdviceRecorded | None:
+    if advice is None:
+        return None
+    return AdviceRecorded(
+        step=advice.step,
+        asked_s=advice.asked_s,
+        plans=list(advice.plans),
+        mean_s=_listed(advice.mean_s),
+        error_s=_listed(advice.error_s),
+    )
+
+
+def _advice(record: AdviceRecorded | None) -> Advice | None:
+    if record is None:
+        return None
+    mean_s, error_s = (np.array(c, dtype=np.float64) for c in (record.mean_s, record.error_s))
+    return Advice(record.step, record.asked_s, tuple(record.plans), mean_s, error_s)
 
 
 def _columns(table: Any) -> dict[str, Column]:

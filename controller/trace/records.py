@@ -8,6 +8,7 @@ are those of the enums named beside them.
 import os
 import platform
 from importlib.metadata import version
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -271,7 +272,24 @@ class DecisionDropped(Base, frozen=True, kw_only=True):
 
     tick: int
     decision: Decision
+    """A figure that is not finite, for which it was dropped, reads 0."""
     why: str
+
+    def __post_init__(self) -> None:
+        d = self.decision
+        figures = {"propensity": d.propensity, "gain_s": d.gain_s, "cost_s": d.cost_s}
+        wrong = {name: 0.0 for name, value in figures.items() if not isfinite(value)}
+        if wrong:  # JSON knows neither NaN nor infinity, and one such line makes a trace unreadable
+            plain = msgspec.structs.replace(d, **wrong)
+            msgspec.structs.force_setattr(self, "decision", plain)
+
+
+class AlternativesWeighed(Base, frozen=True, kw_only=True):
+    """What the placement policy compared before it decided; written before its decisions."""
+
+    tick: int
+    seconds: dict[str, float | None]
+    """By name: predicted seconds to the end of the step.  None: no end in sight."""
 
 
 class Outcome(Base, frozen=True, kw_only=True):
@@ -309,6 +327,7 @@ Record = (
     | ReplicaReport
     | DecisionTaken
     | DecisionDropped
+    | AlternativesWeighed
     | Outcome
     | ObservationRecorded
 )

@@ -29,11 +29,12 @@ Seen from outside the engine:
 - The first hundred rollouts weigh alike in the moving averages; by .99 from the start the first
   one alone would stand for most of them.
 
-`keep_probability` (the idea of DUET, arXiv 2605.08441, which keeps 5 %): a trajectory that crosses
-the threshold survives with this probability and is then left alone; each stop carries the
-propensity 1 - keep_probability.  Weighting survivors by 1 / keep_probability estimates what the
-stopped would have earned.  The paper keeps none: 0, no draw.  Who survived is in the policy's
-state, since going on is no decision that a trace would show.
+`keep_probability` (the idea of DUET, arXiv 2605.08441, which keeps 5 %): a running trajectory that
+crosses the threshold survives with this probability and is then left alone.  Both sides of the coin
+are decisions, said once in the tick of the throw: a stop of propensity 1 - keep_probability, after
+which the answer weighs 0, and a continue of propensity keep_probability, after which it weighs the
+inverse.  Weighted sums are then unbiased for the task without stopping, and the stopped need no
+reward.  The paper keeps none: 0, no draw, weights of 1.
 """
 
 import math
@@ -104,7 +105,8 @@ class Espo:
     warmup_steps: int = 10
     """Steps with streamed regret before anything is stopped; at least 1, to know the mean."""
     keep_probability: float = 0.0
-    """Probability, in [0, 1), that what crosses the threshold goes on all the same."""
+    """Probability that what crosses the threshold goes on all the same: 0, or in [0.05, 0.95],
+    since the guard drops coins with a rarer side."""
 
     _memory: Memory = field(default_factory=lambda: Memory.of("z", "fate", "heard"), init=False)
     _rollout: _Rollout = field(default_factory=_Rollout, init=False)
@@ -118,7 +120,8 @@ class Espo:
     def __post_init__(self) -> None:
         good = {
             "0 < target_rate < 1": 0.0 < self.target_rate < 1.0,
-            "0 <= keep_probability < 1": 0.0 <= self.keep_probability < 1.0,
+            "keep_probability is 0, or 0.05 to 0.95": self.keep_probability == 0.0
+            or 0.05 <= self.keep_probability <= 0.95,
             "0 < beta_low <= beta <= beta_high": 0 < self.beta_low <= self.beta <= self.beta_high,
             "clip > 0": self.clip > 0,
             "value_floor > 0": self.value_floor > 0,
@@ -132,7 +135,7 @@ class Espo:
     def decide(
         self, observation: Observation, forecast: Forecast, rng: np.random.Generator
     ) -> list[Decision]:
-        """Stop whatever runs and has crossed the threshold."""
+        """Stop whatever runs and has crossed the threshold, or throw a coin over it."""
         self._count_ended(observation)
         if observation.trainer.step != self._step:
             self._close_rollout()
@@ -145,8 +148,14 @@ class Espo:
             return []
         value = forecast.success.pass_probability[t.group_row] if self.use_value else self.value
         threshold = np.broadcast_to(self._beta * np.fmax(value, self.value_floor), len(t))
-        self._draw_fates(news[self._memory.columns["z"][news] > threshold[news]], rng)
-        return self._stops(observation, threshold)
+        crossed = news[self._memory.columns["z"][news] > threshold[news]]
+        fate, running = self._memory.columns["fate"], observation.running
+        if self.keep_probability > 0:  # over what runs, or it could not be told at once
+            told = self._draw_fates(np.intersect1d(crossed, running), rng)
+        else:
+            self._draw_fates(crossed, rng)
+            told = running[fate[running] == STOPPED]
+        return [self._decision(observation, row, threshold[row]) for row in told.tolist()]
 
     def _count_ended(self, observation: Observation) -> None:
         """Before the memory forgets whoever has left."""
@@ -171,27 +180,27 @@ class Espo:
             news = (1.0 - kept) * np.clip(scaled, -self.clip, self.clip)
             columns["z"][rows] = kept * columns["z"][rows] + news
 
-    def _draw_fates(self, rows: Ints, rng: np.random.Generator) -> None:
+    def _draw_fates(self, rows: Ints, rng: np.random.Generator) -> Ints:
+        """The rows whose fate was open."""
         fate = self._memory.columns["fate"]
         rows = rows[fate[rows] == UNDECIDED]
         fate[rows] = STOPPED
         if self.keep_probability > 0:
             fate[rows[rng.random(len(rows)) < self.keep_probability]] = SURVIVES
+        return rows
 
-    def _stops(self, observation: Observation, threshold: Floats) -> list[Decision]:
-        z, fate = self._memory.columns["z"], self._memory.columns["fate"]
-        running = observation.running
-        return [
-            Decision(
-                trajectory_id=int(observation.trajectories.trajectory_id[row]),
-                action=Action.STOP,
-                policy=NAME,
-                reason=f"regret {z[row]:.2f}, threshold {threshold[row]:.2f}: stopped as failed",
-                propensity=1.0 - self.keep_probability,
-                row=row,
-            )
-            for row in running[fate[running] == STOPPED].tolist()
-        ]
+    def _decision(self, observation: Observation, row: int, threshold: float) -> Decision:
+        z, keep = self._memory.columns["z"][row], self.keep_probability
+        spared = self._memory.columns["fate"][row] == SURVIVES
+        verdict = "spared by the coin" if spared else "stopped as failed"
+        return Decision(
+            trajectory_id=int(observation.trajectories.trajectory_id[row]),
+            action=Action.CONTINUE if spared else Action.STOP,
+            policy=NAME,
+            reason=f"regret {z:.2f}, threshold {threshold:.2f}: {verdict}",
+            propensity=keep if spared else 1.0 - keep,
+            row=row,
+        )
 
     def _close_rollout(self) -> None:
         r, self._rollout = self._rollout, _Rollout()

@@ -120,7 +120,7 @@ def test_the_steps_of_a_trace_are_its_own(tmp_path: Path) -> None:
 
 def scored(forecast: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     scores = LengthScores()
-    scores.add(LengthForecast(forecast, forecast[:, 1], forecast), truth)
+    scores.add(LengthForecast(forecast, forecast[:, 1], forecast, np.zeros(len(truth))), truth)
     return scores.result()
 
 

@@ -147,3 +147,44 @@ def test_a_move_onto_a_replica_that_has_not_reported_for_long_is_refused() -> No
 def test_figures_that_cannot_be_are_refused(bad: dict[str, float]) -> None:
     seen = world()
     assert "not a number that can be" in verdict(seen, decision(Action.STOP, seen, **bad))[1][0]
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_both_sides_of_a_coin_are_legal_in_the_same_phases(phase: Phase) -> None:
+    seen = world(phase)
+    passed = [
+        bool(verdict(seen, decision(action, seen, propensity=0.5))[0])
+        for action in (Action.STOP, Action.CONTINUE)
+    ]
+    assert passed == [phase in (Phase.RUNNING, Phase.QUEUED)] * 2
+
+
+@pytest.mark.parametrize("share", [0.001, 0.049, 0.05, 0.3, 0.7, 0.95, 0.951, 0.999])
+def test_a_coin_is_heard_whichever_way_it_falls_or_not_at_all(share: float) -> None:
+    seen = world()
+    spared = verdict(seen, decision(Action.CONTINUE, seen, propensity=share))
+    stopped = verdict(seen, decision(Action.STOP, seen, propensity=1 - share))
+    assert bool(spared[0]) == bool(stopped[0]) == (0.05 <= share <= 0.95)
+    assert spared[1] == stopped[1]
+
+
+def test_going_on_without_a_coin_is_no_decision_and_a_stop_by_a_rule_is_one() -> None:
+    seen = world()
+    assert "it goes on anyway" in verdict(seen, decision(Action.CONTINUE, seen))[1][0]
+    assert verdict(seen, decision(Action.STOP, seen)) == ([Action.STOP], [])
+
+
+@pytest.mark.parametrize("other", [a for a in Action if a not in (Action.STOP, Action.CONTINUE)])
+def test_no_other_action_hides_how_a_coin_fell(other: Action) -> None:
+    seen = world()
+    for side in (Action.STOP, Action.CONTINUE):
+        both = decision(other, seen), decision(side, seen, propensity=0.5)
+        assert verdict(seen, *both)[0] == [side]
+
+
+def test_of_two_coins_on_one_trajectory_the_first_counts_and_only_once() -> None:
+    seen = world()
+    for first in (Action.STOP, Action.CONTINUE):
+        for second in (Action.STOP, Action.CONTINUE):
+            both = (decision(side, seen, propensity=0.5) for side in (first, second))
+            assert verdict(seen, *both)[0] == [first]

@@ -17,17 +17,20 @@ from hypothesis.stateful import (
 from support.fake_fleet import EOS, FakeFleet, reference
 
 from steersman.controller.ledger import Ledger
+from steersman.controller.loop import load_mechanisms
 from steersman.controller.results import Prompt
-from steersman.controller.trace import reader
+from steersman.controller.trace import reader, records
 from steersman.controller.trace.writer import TraceWriter
 from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase
 from steersman.estimators.observation import TrainerSignal
 from steersman.mechanisms.execution import Execution, Intent, ToEnd, ToParking, ToReplica
 from steersman.mechanisms.fleet import AttemptEnd, EndReason, Sampling
+from steersman.policies.decision import Action, Decision
 
 REPLICAS = 3
 SAMPLING = Sampling(stop_token_ids=(EOS,))
 CAP = 24
+MECHANISMS = load_mechanisms()
 
 replicas = st.sampled_from([f"r{i}" for i in range(REPLICAS)])
 draws = st.integers(0, 10**6)
@@ -41,7 +44,7 @@ class RolloutMachine(RuleBasedStateMachine):
         self.fleet = FakeFleet(REPLICAS)
         self.trace = TraceWriter(None)
         self.now_s = 0.0
-        self.cuts = 0
+        self.cuts = self.tick = 0
         self.ledger = Ledger(self.fleet, self.trace, self.clock, "test")
         self.admitted: dict[int, tuple[Prompt, int]] = {}
         self.delivered: Counter[int] = Counter()
@@ -97,6 +100,21 @@ class RolloutMachine(RuleBasedStateMachine):
     def stop(self, draw: int) -> None:
         if execution := self.pick(draw):
             execution.leave(ToEnd(Disposition.STOPPED, CorrectnessClass.EMPIRICAL), "test")
+
+    @rule(draw=draws, action=st.sampled_from([Action.STOP, Action.CONTINUE]))
+    def throw(self, draw: int, action: Action) -> None:
+        """A coin of probability a quarter, told and carried out as the loop does it."""
+        if execution := self.pick(draw):
+            self.tick += 1
+            of = {"t_s": self.clock(), "tick": self.tick}
+            name = execution.spec.trajectory_id
+            decision = Decision(name, action, "test", "", propensity=0.25)
+            told = records.DecisionTaken(**of, decision=decision, enforced=True, mode="enforcing")
+            self.trace.write(told)
+            outcome = MECHANISMS[action].apply(execution, decision)
+            self.trace.write(
+                records.Outcome(**of, trajectory_id=name, action=action, outcome=outcome)
+            )
 
     @rule(tokens=st.integers(1, 5))
     def write(self, tokens: int) -> None:
@@ -181,6 +199,11 @@ def strand(self: Execution, intent: Intent, end: AttemptEnd) -> None:
     """A mutant: whatever was intended after leaving is forgotten."""
 
 
+def weigh_twice(self: Execution, factor: float) -> None:
+    """A mutant: a coin counts twice."""
+    self.weight *= factor**2
+
+
 def end_twice(self: Execution, disposition: Disposition, why: str) -> None:
     """A mutant: the end is announced twice."""
     self.disposition = disposition
@@ -193,7 +216,7 @@ right = Execution._absorb
 
 @pytest.mark.parametrize(
     ("method", "mutant"),
-    [("_absorb", forget_a_token), ("_follow", strand), ("_end", end_twice)],
+    [("_absorb", forget_a_token), ("_follow", strand), ("_end", end_twice), ("weigh", weigh_twice)],
 )
 def test_the_machine_finds_a_broken_execution(
     method: str, mutant: object, monkeypatch: pytest.MonkeyPatch

@@ -73,7 +73,8 @@ def check_books(world: World, sizes: dict[int, int]) -> None:
 
 
 ACTIONS = (
-    Action.PLACE, Action.MIGRATE, Action.ISOLATE, Action.DEFER, Action.RESTART, Action.STOP
+    Action.PLACE, Action.MIGRATE, Action.ISOLATE, Action.DEFER, Action.RESTART, Action.STOP,
+    Action.CONTINUE,
 )  # fmt: skip
 
 
@@ -90,7 +91,10 @@ def test_nothing_is_lost_or_doubled_whatever_is_decided_and_whoever_dies(seed: i
         world.observe(TrainerSignal())
         rows = rng.permutation(len(world.books))[: rng.integers(0, 8)]
         world.apply(
-            [decision(r, ACTIONS[rng.integers(6)], int(rng.integers(REPLICAS))) for r in rows]
+            [
+                decision(r, ACTIONS[rng.integers(len(ACTIONS))], int(rng.integers(REPLICAS)))
+                for r in rows
+            ]
         )
         check_books(world, sizes)
         if alive > 1 and rng.random() < 0.08:

@@ -1,6 +1,7 @@
 """The trace: nothing written is lost, nothing impossible passes, nothing unreadable is guessed."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from steersman.estimators.observation import (
     TrajectoryTable,
 )
 from steersman.mechanisms.fleet import ReplicaStats
+from steersman.policies.decision import Action, Decision
 
 RUN = list(SyntheticRun(steps=2, groups=3, size=4).records())
 
@@ -143,6 +145,14 @@ def test_every_kind_of_record_is_in_the_union_and_has_a_docstring() -> None:
 def test_a_replica_that_never_reported_can_be_written(tmp_path: Path) -> None:
     report = rec.ReplicaReport(t_s=0.0, replica="r", alive=True, stats=ReplicaStats())
     assert list(read(written(tmp_path / "run.jsonl", [RUN[0], report])))[1] == report
+
+
+def test_a_decision_dropped_for_a_figure_that_is_none_can_be_written(tmp_path: Path) -> None:
+    wrong = Decision(0, Action.STOP, "p", "", propensity=math.nan, gain_s=math.inf, cost_s=2.0)
+    dropped = rec.DecisionDropped(t_s=0.0, tick=1, decision=wrong, why="no number")
+    assert list(read(written(tmp_path / "run.jsonl", [RUN[0], dropped])))[1] == dropped
+    plain = (dropped.decision.propensity, dropped.decision.gain_s, dropped.decision.cost_s)
+    assert plain == (0.0, 0.0, 2.0)
 
 
 @pytest.mark.benchmark
@@ -263,6 +273,7 @@ def replaced(**values: Any) -> Callable[[Any], Any]:
         (rec.TrajectoryEnded, replaced(generated_tokens=1), "has 1 tokens; its attempts"),
         (rec.TrajectoryEnded, replaced(segments=[]), "has segments up to 0"),
         (rec.TrajectoryEnded, replaced(disposition="restarted"), "never replaced"),
+        (rec.TrajectoryEnded, replaced(weight=2.0), "weighs 2; its coins make it 1"),
         (rec.PhaseChanged, replaced(new="PARKED"), "left RUNNING while it was PARKED"),
         (rec.PhaseChanged, replaced(new="LEAVING"), "cannot go from QUEUED to LEAVING"),
         (rec.AttemptStarted, replaced(prefix_tokens=99), "submitted with 99 tokens, but 6 are"),
@@ -280,6 +291,19 @@ def replaced(**values: Any) -> Callable[[Any], Any]:
 def test_what_cannot_be_is_found(kind: type, change: Callable[[Any], Any], problem: str) -> None:
     problems = check(changed(kind, change))
     assert any(problem in text for text in problems), problems
+
+
+@pytest.mark.parametrize("action", [Action.STOP, Action.CONTINUE])
+def test_a_coin_that_was_carried_out_and_left_no_weight_is_found(action: Action) -> None:
+    at = next(i for i, record in enumerate(RUN) if isinstance(record, rec.PhaseChanged))
+    of = {"t_s": RUN[at].t_s, "tick": 7}
+    coin = Decision(0, action, "p", "", propensity=0.5)
+    told = rec.DecisionTaken(**of, decision=coin, enforced=True, mode="enforcing")
+    outcomes = ("superseded", "applied")
+    for outcome, found in zip(outcomes, (False, True), strict=True):
+        done = rec.Outcome(**of, trajectory_id=0, action=action, outcome=outcome)
+        problems = check([*RUN[:at], told, done, *RUN[at:]])
+        assert any("its coins make it" in text for text in problems) == found
 
 
 @pytest.mark.parametrize("kind", [rec.TrajectoryEnded, rec.TrajectoryQueued, rec.GroupEnded])

@@ -73,7 +73,7 @@ def known(world: World, number: int, seen: Observation, first_id: int) -> Length
     rows, age = t.trajectory_id - first_id, np.ones(len(world.steps[number].length))
     age[rows] = t.generated_tokens
     quantiles = oracle_quantiles(world.survival[number], age)[rows]
-    return LengthForecast(quantiles, quantiles[:, 1], quantiles)
+    return LengthForecast(quantiles, quantiles[:, 1], quantiles, np.zeros(len(seen.groups)))
 
 
 @pytest.mark.parametrize(("noise", "heavy"), WORLDS)

@@ -142,7 +142,9 @@ def forecast_of(
     r = len(seen.replicas)
     return replace(
         Forecast.unknown(seen),
-        length=LengthForecast(quantiles, middle, np.ones_like(quantiles)),
+        length=LengthForecast(
+            quantiles, middle, np.ones_like(quantiles), np.zeros(len(seen.groups))
+        ),
         throughput=ThroughputForecast(
             fixed_s=np.full(r, fixed_s),
             per_sequence_s=np.full(r, per_sequence_s),

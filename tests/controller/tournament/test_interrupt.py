@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from support.processes import LISTENING, processes_of, wait_until
 
 from steersman.controller.cli import EXIT_INTERRUPTED, main
 from steersman.controller.tournament.cell import Settings
@@ -20,16 +20,8 @@ POLICIES = ("sticky_least_inflight", "round_robin")
 SMALL = ["tournament", "--quick", "--workload", "uniform_short", "--policy", POLICIES[1]]
 SEEDS = 200
 """More than can be played before the interrupt."""
-LISTENING = """
-import signal, sys
-from steersman.controller.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.exit(main(sys.argv[1:]))
-"""
-"""The command as in the foreground of a terminal: what a shell starts behind it is deaf to
-interrupts, and so may be these tests."""
-PATIENCE_S, AT_ONCE_S, LOOK_S = 120.0, 5.0, 0.02
-"""Until a first game on a busy machine; for an end; between two looks."""
+PATIENCE_S, AT_ONCE_S = 120.0, 5.0
+"""Until a first game on a busy machine; for an end."""
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc"
@@ -67,53 +59,26 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as run:  # fmt: skip
         try:
-            reached = _wait(lambda: _games(folder) >= 1 or run.poll() is not None, PATIENCE_S)
+            reached = wait_until(lambda: _games(folder) >= 1 or run.poll() is not None, PATIENCE_S)
             assert reached, "no game ended"
             assert run.poll() is None, run.communicate()
             os.killpg(run.pid, signal.SIGINT)
             began_s = time.monotonic()
             out, err = run.communicate(timeout=PATIENCE_S)
-            _wait(lambda: not _processes_of(run.pid), AT_ONCE_S)
+            wait_until(lambda: not processes_of(run.pid), AT_ONCE_S)
             seconds = time.monotonic() - began_s
         finally:
-            left = _processes_of(run.pid)
+            left = processes_of(run.pid)
             for process in left:
                 os.kill(process, signal.SIGKILL)
     stored = (folder / FILE).read_bytes()
     return Interrupted(folder, run.returncode, out, err, seconds, left, stored)
 
 
-def _wait(done: Callable[[], bool], patience_s: float) -> bool:
-    """False: it did not come to pass."""
-    until_s = time.monotonic() + patience_s
-    while not done():
-        if time.monotonic() > until_s:
-            return False
-        time.sleep(LOOK_S)
-    return True
-
-
 def _games(folder: Path) -> int:
     """Stored whole; the first line holds the settings."""
     path = folder / FILE
     return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
-
-
-def _processes_of(session: int) -> list[int]:
-    """That live, whoever their parent is now."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            told = (folder / "stat").read_text()
-        except OSError:  # it has just ended
-            continue
-        # pid (name) state parent group session ...; the name may hold anything
-        state, _, _, own = told.rpartition(")")[2].split()[:4]
-        if int(own) == session and state != "Z":
-            found.append(int(folder.name))
-    return found
 
 
 def test_an_interrupt_ends_it_at_once_with_one_line(interrupted: Interrupted) -> None:

@@ -28,3 +28,9 @@ def test_a_pair_that_was_not_played_is_a_dash() -> None:
     games = [cell(name, 0, 9.0, workload="kv_bound") for name in (DEFAULT, "elsewhere")]
     text = write_markdown(rows(cells + games))
     assert "| `elsewhere` | 1.00 | - | 1.00 |" in text
+
+
+def test_an_entry_with_options_is_one_cell() -> None:
+    cells = [cell(DEFAULT, 0, 10.0), cell("planner,kind=a|b,length.use_age=false", 0, 9.0)]
+    text = write_markdown(rows(cells))
+    assert "| `planner,kind=a\\|b,length.use_age=false` | 0.90 | 0.90 |" in text

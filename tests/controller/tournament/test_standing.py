@@ -47,5 +47,7 @@ def test_a_policy_that_could_mix_weight_versions_but_never_did_is_exact_as_playe
     assert rows([*default, calm], streams=["strong_tail"])[1].correctness == "corrected"
     busy = cell("planner", 0, 9.0, correctness="corrected", deferred=1)
     assert rows([*default, busy])[1].correctness == "corrected"
+    stopping = cell("planner,stopping.name=other", 0, 9.0, correctness="corrected", stopped=1)
+    assert rows([*default, stopping])[1].correctness == "corrected"
     cutting = cell("cutter", 0, 9.0, correctness="empirical")
     assert rows([*default, cutting])[1].correctness == "empirical"

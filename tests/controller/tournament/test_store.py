@@ -56,3 +56,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInputError, match="cannot write"):
         Store(tmp_path / "file", SETTINGS)
+
+
+def test_an_entry_with_options_is_another_game_and_a_store_of_plain_names_still_holds(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path, SETTINGS)
+    store.add(cell("planner", 0, 1.0))
+    store.add(cell("planner,max_moves=0", 0, 2.0))
+    again = Store(tmp_path, SETTINGS)
+    seconds = {one.game.policy: one.seconds for one in again}
+    assert seconds == {"planner": 1.0, "planner,max_moves=0": 2.0}
+    assert cell("planner,max_moves=1", 0, 0.0).game not in again

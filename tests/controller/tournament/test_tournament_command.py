@@ -68,6 +68,22 @@ def test_a_policy_of_ones_own_takes_part_by_its_dotted_path(
     assert own in [row["policy"] for row in rows]
 
 
+def test_a_policy_meets_itself_with_other_options_and_is_not_played_twice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = "tail_planner,max_moves=0,length.use_siblings=false"
+    arguments = [*SMALL[:-1], own, "--seeds", "1", "--workers", "1", "-o", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "length.use_siblings=false" in capsys.readouterr().out
+    assert f"`{own}`" in (tmp_path / "tournament.md").read_text()
+    played = (tmp_path / FILE).read_bytes()
+    arguments[arguments.index(own)] = "tail_planner, length.use_siblings=false, max_moves=0"
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["policy"] for row in rows] == ["sticky_least_inflight", own]
+    assert (tmp_path / FILE).read_bytes() == played
+
+
 def test_a_policy_that_fails_is_reported_and_the_others_are_not_lost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -85,6 +101,8 @@ def test_a_policy_that_fails_is_reported_and_the_others_are_not_lost(
     [
         (["--workload", "strong_tale"], "did you mean 'strong_tail'?"),
         (["--policy", "tail_seive"], "did you mean 'tail_sieve'?"),
+        (["--policy", "tail_sieve,no_such=1"], "unknown option of tail_sieve 'no_such'"),
+        (["--policy", "tail_planner,guard.max_defferals=0"], "mean 'guard.max_deferrals'?"),
         (["--policy", "support.broken_policy:Silent"], "`correctness`"),
         (["--seeds", "0"], "seeds is 0; valid: 1 or more"),
         (["--workers", "0"], "workers is 0; valid: 1 or more"),

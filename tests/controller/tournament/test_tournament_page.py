@@ -161,3 +161,15 @@ def test_the_head_counts_and_says_that_it_is_a_simulation(tmp_path: Path) -> Non
 
 def test_a_tournament_without_a_row_is_still_a_page(tmp_path: Path) -> None:
     assert "0 policies on 0 workloads" in text(page_of([], tmp_path))
+
+
+def test_what_differs_from_the_default_stack_stands_below_the_policy(tmp_path: Path) -> None:
+    name = "planner,max_moves=0,length.name=<i>"
+    page = page_of([table_row(name, "tails", 0.9)], tmp_path)
+    for table in page.iter("table"):
+        heading = table.find(".//tbody//th")
+        assert heading is not None
+        assert heading.text == "planner,"
+        assert text(heading) == name
+        assert len([*heading.iter("span")]) == 1
+        assert not [*heading.iter("i")]

@@ -16,7 +16,7 @@ from support.observations import (
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Observation, TrainerSignal
-from steersman.policies.decision import Decision
+from steersman.policies.decision import Action, Decision
 from steersman.policies.stopping.espo import Espo
 
 TRAJECTORIES, TICKS, WROTE = 64, 20, 12
@@ -69,7 +69,7 @@ class Toy:
         for tick in range(TICKS + 1):
             seen = self.observe(tick, stopped)
             decisions = self.ask(seen)
-            stopped[[d.row for d in decisions]] = True
+            stopped[[d.row for d in decisions if d.action is Action.STOP]] = True
             said += decisions
         seen = self.observe(TICKS, stopped, last=True)
         ended = ended_table(
@@ -142,12 +142,14 @@ def test_only_what_was_really_cut_off_counts_as_stopped() -> None:
     assert betas[0] > 0.5 > betas[1]
 
 
-def test_survivors_are_drawn_once_and_every_stop_says_how_likely_it_was() -> None:
+def test_both_sides_of_the_coin_are_told_once_and_say_how_likely_they_were() -> None:
     toy = Toy(Espo(beta=0.1, warmup_steps=1, beta_gain=1e-9, keep_probability=0.3))
     toy.run_step()
     over = [toy.run_step() for _ in range(30)]
     share = np.mean([stopped.mean() for stopped, _ in over])
-    assert {d.propensity for _, said in over for d in said} == {0.7}
+    said = [d for _, decisions in over for d in decisions]
+    assert len({d.trajectory_id for d in said}) == len(said)
+    assert {(d.action, d.propensity) for d in said} == {(Action.STOP, 0.7), (Action.CONTINUE, 0.3)}
     assert share == pytest.approx(0.7, abs=0.05)  # all cross so low a threshold sooner or later
 
 
@@ -180,6 +182,7 @@ def test_m_tokens_of_one_regret_move_z_as_m_single_ones() -> None:
 def test_options_that_cannot_be_are_refused() -> None:
     wrongs: tuple[dict[str, Any], ...] = (
         {"keep_probability": 1.0},
+        {"keep_probability": 0.04},
         {"warmup_steps": 0},
         {"beta": 60.0},
         {"clip": 0.0},

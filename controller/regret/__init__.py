@@ -1,0 +1,1 @@
+"""Long runs: what a policy that learns pays for learning, step by step."""

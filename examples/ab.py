@@ -1,0 +1,149 @@
+"""`steersman bench live`: settings against each other on one live fleet, paired, at equal work.
+
+The fleet is started once and holds the demo's pretrained weights throughout; the steps are the
+demo's (`paired` says how they are played).  A setting's ratio is the mean over blocks of log(its
+seconds / the first setting's), with Student's 95 % interval; the tier is "live A/B".  Progress goes
+to stderr; stdout carries the table, or one JSON object with `--json`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steersman.estimators.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from steersman.examples.paired import Setting, Work
+
+NEITHER, MOVE = "tail_planner,defer_share=0,max_moves=0", "tail_planner,defer_share=0"
+DEFER, BOTH = "tail_planner,defer_share=0.25,max_moves=0", "tail_planner,defer_share=0.25"
+POLICIES = ["sticky_least_inflight", NEITHER, MOVE, DEFER, BOTH]
+"""The default rule, then a policy with none, each and both of its two actions on the tail."""
+TIER = "live A/B"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `steersman bench live`."""
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME[,KEY=VALUE...]",
+        help="a setting, repeatable; the first is what the others are compared with.  A KEY is an "
+        "option of the policy, or of the configuration, such as tick_s or guard.max_deferrals "
+        "(default: sticky_least_inflight, then tail_planner with none, each, both of its actions)",
+    )
+    parser.add_argument("--steps", type=int, default=8, help="steps per block (8)")
+    parser.add_argument("--blocks", type=int, default=6, help="blocks that are counted (6)")
+    parser.add_argument("--seed", type=int, default=0, help="prompts, samples and policies (0)")
+    parser.add_argument("--replicas", type=int, default=2, help="vLLM engines (2)")
+    parser.add_argument("--ray", metavar="ADDRESS", help="a running Ray cluster (default: local)")
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="other weights for the demo's task"
+    )
+    parser.add_argument(
+        "--free",
+        action="store_true",
+        help="let moved answers end where they end: real sampling, work equal on average only",
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep a trace per setting")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, and print the table."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+    from steersman.examples.paired import Setting
+
+    settings = [Setting.parse(text, args.seed) for text in args.policy or POLICIES]
+    for name in ("steps", "blocks", "replicas"):
+        if getattr(args, name) < 1:
+            raise InvalidInputError(f"--{name} is {getattr(args, name)}; valid: 1 or more")
+    if len({setting.name for setting in settings}) < max(2, len(settings)):
+        raise InvalidInputError("--policy must name two or more different settings")
+    result = asyncio.run(_live(args, settings))
+    if args.json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        _print_table(result)
+    return 0
+
+
+async def _live(args: argparse.Namespace, settings: Sequence["Setting"]) -> dict[str, Any]:
+    from rich.console import Console
+
+    from steersman.examples.paired import UNCOUNTED, Bench, summarize
+    from steersman.examples.signs.model import load_hf, named_tensors
+    from steersman.examples.signs.pretrain import pretrained
+    from steersman.mechanisms.ray_vllm.fleet import EngineOptions, RayVllmFleet
+
+    console = Console(stderr=True)
+    model = args.model or await asyncio.to_thread(pretrained)
+    tensors = named_tensors(load_hf(model))
+    work = signs_work(args.blocks + UNCOUNTED, args.steps, args.seed)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+    console.print(f"starting {args.replicas} vLLM engines on Ray ...")
+    engine = EngineOptions(dtype="float32", max_model_len=1024, max_num_seqs=64)
+    fleet = await RayVllmFleet.launch(
+        model, replicas=args.replicas, address=args.ray, engine=engine
+    )
+    try:
+        bench, lengths = Bench(fleet, tensors, work), None
+        if not args.free:
+            console.print("drawing the answers ...")
+            lengths = await bench.record(settings[0])
+        console.print(f"seconds per block under {', '.join(s.name for s in settings)}")
+        played = await bench.compare(settings, lengths, args.out, console.print)
+    finally:
+        await fleet.close()
+    return {
+        "tier": TIER,
+        "steps_per_block": args.steps,
+        "blocks": args.blocks,
+        "seed": args.seed,
+        "replicas": args.replicas,
+        "lengths": "free" if args.free else "recorded",
+        "settings": summarize(settings, played),
+    }
+
+
+def signs_work(blocks: int, steps: int, seed: int) -> "Work":
+    """The demo's steps, dealt to blocks."""
+    from steersman.controller.results import Prompt
+    from steersman.examples.demo import FULL_CAP
+    from steersman.examples.paired import Work
+    from steersman.examples.signs.reinforce import RunSettings
+    from steersman.examples.signs.task import EOS_ID, deal_prompts, make_pool, prompt_tokens
+    from steersman.mechanisms.fleet import Sampling
+
+    task = RunSettings(steps=blocks * steps, seed=seed, max_new_tokens=FULL_CAP)
+    pool = make_pool(task.pool_size, task.unsolvable_share, seed)
+    prompts = [Prompt(f"signs-{i}", prompt_tokens(problem)) for i, problem in enumerate(pool)]
+    dealt = deal_prompts(pool, task.steps, task.prompts_per_step, seed)
+    hands = [[prompts[i] for i in hand] for hand in dealt]
+    return Work(
+        [hands[start : start + steps] for start in range(0, len(hands), steps)],
+        task.group_size,
+        task.max_new_tokens,
+        Sampling(stop_token_ids=(EOS_ID,), seed=seed),
+    )
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{TIER}: {result['blocks']} blocks of {result['steps_per_block']} steps, paired"
+    table = Table(title=title, title_justify="left")
+    columns = [name for name in result["settings"][0] if name not in ("block_s", "controller")]
+    for name in columns:
+        table.add_column(name, justify="left" if name == "setting" else "right", overflow="fold")
+    for row in result["settings"]:
+        cells = [row[name] for name in columns]
+        table.add_row(*("-".join(map(str, c)) if isinstance(c, list) else str(c) for c in cells))
+    Console().print(table)

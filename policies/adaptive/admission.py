@@ -1,0 +1,157 @@
+"""Where and when what waits begins.
+
+*All at once*, if there is a slot and memory for everybody: three assignments are compared on the
+same scenarios (mean of when the last replica ends), and the trainer's default is what another must
+beat by `margin`:
+
+- default: fewest in flight;
+- longest first, each where the end is then soonest: balances unlike replicas and what runs already;
+- cut: the order of expected lengths cut into one run per replica, the fastest get the longest.
+  Siblings stay together, so that prompts are computed once, and few replicas pay for long tails.
+
+*Gathered*: where replicas slow each other down (`sharing`), the same on fewer of them, if that is
+better by `GATHER_MARGIN`; the others then get nothing for the rest of the step.
+
+*Held*, if not: what has no slot stays here, where late knowledge still counts, and goes in the
+plan's order as slots become free, each where the end is then soonest.  Two more than slots, so that
+none is empty until the next tick, cost 1 % where siblings are alike.  A replica takes new ones
+only while the contexts promised to it, at their expected ends, are below the plan's share of its KV
+cache.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steersman.estimators.forecast import Forecast
+from steersman.estimators.lifecycle import Phase
+from steersman.estimators.observation import NO_ROW, Floats, Ints, Observation
+from steersman.policies.adaptive._ends import Load
+from steersman.policies.adaptive._filling import by_cuts, by_end, by_fewest
+from steersman.policies.adaptive.outlook import Outlook, free_slots
+from steersman.policies.adaptive.plans import Order, Plan
+from steersman.policies.adaptive.sharing import Sharing
+
+GATHER_MARGIN = 0.1
+"""Share of the expected end by which gathering must be better than the best plan for all replicas:
+that they share anything is learned from tails, and half a fleet idles if it is wrong."""
+MOST_WAITING = 2
+"""Requests in an engine's own queue above which it gets no more: it has less room than slots."""
+DEFAULT, LONGEST, CUT = "default", "longest first", "cut by length"
+ORDER_STEP = 0.1
+"""Lengths closer than 10 % are equal for the order: then who tells most about others goes first."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Rows in the order they are placed, and their replicas."""
+
+    name: str
+    rows: Ints
+    target: Ints
+    end_s: float
+    """Mean over the scenarios of when the last replica ends."""
+
+
+def memory_room(observation: Observation, outlook: Outlook, promise: float) -> Floats:
+    """(r,) tokens of whole contexts that may still be promised; negative: too many are."""
+    t = observation.trajectories
+    here = np.where(t.phase != Phase.ENDED, observation.destination_row, NO_ROW)
+    on = here >= 0
+    given = np.bincount(here[on], weights=outlook.final[on], minlength=len(observation.replicas))
+    return np.asarray(promise * outlook.model.capacity - given)
+
+
+def fits_at_once(observation: Observation, outlook: Outlook, promise: float) -> bool:
+    """Whether everybody who waits has a slot, and memory."""
+    queued, able = observation.queued, outlook.model.open
+    memory = np.maximum(memory_room(observation, outlook, promise), 0.0)[able].sum()
+    slots = free_slots(observation, able).sum()
+    return bool(len(queued) <= slots and outlook.final[queued].sum() <= memory)
+
+
+def assignments(
+    observation: Observation, forecast: Forecast, outlook: Outlook
+) -> dict[str, Assignment]:
+    """By name, the default first."""
+    queued, able = observation.queued, np.flatnonzero(outlook.model.open)
+    mean, group = forecast.length.mean_remaining_tokens, observation.trajectories.group_row
+    longest_first = queued[np.lexsort((queued, group[queued], -mean[queued]))]
+    model, rows, n = outlook.model, outlook.rows, len(queued)
+    fastest_first = able[np.argsort(model.fixed_s[able], kind="stable")]
+    room = np.full(len(model.fixed_s), n)
+    no_bound = np.full(len(room), np.inf)
+    made: dict[str, Assignment] = {}
+
+    def add(name: str, order: Ints, load: Load, target: Ints) -> None:
+        made[name] = Assignment(name, order, target, float(outlook.last_s(load).mean()))
+
+    load = outlook.load.copy()
+    add(DEFAULT, queued, load, by_fewest(model, rows, load, queued))
+    load = outlook.load.copy()
+    target = by_end(model, rows, load, longest_first, room.copy(), no_bound, outlook.final)
+    add(LONGEST, longest_first, load, target)
+    load = outlook.load.copy()
+    add(CUT, longest_first, load, by_cuts(model, rows, load, longest_first, fastest_first, room))
+    return made
+
+
+def gathered(
+    observation: Observation, forecast: Forecast, outlook: Outlook, sharing: Sharing, end_s: float
+) -> tuple[Outlook, Assignment] | None:
+    """The best plan on half, a quarter ... of the replicas, the fastest, if it beats `end_s`."""
+    able = np.flatnonzero(outlook.model.open)
+    fastest_first = able[np.argsort(outlook.model.fixed_s[able], kind="stable")]
+    best: tuple[Outlook, Assignment] | None = None
+    active = len(able) // 2
+    while active >= 1:
+        chosen = np.zeros(len(outlook.model.open), dtype=np.bool_)
+        chosen[fastest_first[:active]] = True
+        faster = outlook.only(chosen, sharing.speed_up(active, len(able)))
+        plan = min(assignments(observation, forecast, faster).values(), key=lambda p: p.end_s)
+        if plan.end_s < (1 - GATHER_MARGIN) * end_s:
+            best, end_s = (faster, plan), plan.end_s / (1 - GATHER_MARGIN)
+        active //= 2
+    return best
+
+
+def held(
+    observation: Observation, forecast: Forecast, outlook: Outlook, plan: Plan
+) -> tuple[Ints, Ints]:
+    """Rows to place now and their replicas."""
+    room = free_slots(observation, outlook.model.open)
+    waiting = observation.replicas.waiting > MOST_WAITING
+    room[waiting & (outlook.load.number > 0)] = 0
+    memory = memory_room(observation, outlook, plan.promise)
+    idle = outlook.load.number == 0
+    memory[idle] = np.maximum(memory[idle], 1.0)  # what alone is more than all of it gets it all
+    order = admission_order(observation, forecast, plan.order)[: int(room.sum())]
+    load = outlook.load.copy()
+    target = by_end(outlook.model, outlook.rows, load, order, room, memory, outlook.final)
+    placed = target >= 0
+    return order[placed], np.asarray(target[placed])
+
+
+def admission_order(observation: Observation, forecast: Forecast, order: Order) -> Ints:
+    """Waiting rows, who goes first first; ties by row, which is by id."""
+    t, queued = observation.trajectories, observation.queued
+    group = t.group_row[queued]
+    if order is Order.ARRIVAL:
+        return queued
+    if order is Order.LONGEST:
+        mean = forecast.length.mean_remaining_tokens[queued]
+        return np.asarray(queued[np.lexsort((queued, -mean))])
+    log_upper = np.log(np.maximum(forecast.length.upper[queued], 1.0))
+    begun = t.phase != Phase.QUEUED
+    started = np.bincount(t.group_row[begun], minlength=len(observation.groups))
+    turn = started[group] + _rank_within(group)
+    return np.asarray(queued[np.lexsort((queued, turn, -np.round(log_upper / ORDER_STEP)))])
+
+
+def _rank_within(group: Ints) -> Ints:
+    """(m,) how many of the same group come before each."""
+    order = np.argsort(group, kind="stable")
+    ordered = group[order]
+    rank = np.empty(len(group), dtype=np.int64)
+    rank[order] = np.arange(len(group)) - np.searchsorted(ordered, ordered, side="left")
+    return rank

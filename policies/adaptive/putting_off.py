@@ -1,0 +1,68 @@
+"""Whether the groups that are still open shall go on in the next step instead.
+
+What is put off is not lost: it is written in the next step, beside others, where a token costs its
+share of a batch (c) and not a whole iteration (M).  So once no more groups are open than may be put
+off, the step could end now:
+
+    gain = mean over scenarios of when the last replica would end
+    cost = c and k times the remaining tokens, and the prefill of everything written, over the fleet
+
+and it is worth it when gain > cost * `WORTH` + `least_gain_s`.  All that is open goes or nothing:
+one group that stays makes the step wait as long.  Groups are put off whole, each at most once, and
+only where the lag bound lets newer weights write the rest: correctness class "corrected".
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steersman.estimators.forecast import Forecast
+from steersman.estimators.lifecycle import Phase
+from steersman.estimators.observation import Ints, Observation
+from steersman.policies.adaptive.outlook import Outlook
+from steersman.policies.placement._lag import may_go_on
+
+WORTH = 2.0
+"""Seconds that the step must end earlier for each second that the next ends later at most: samples
+by newer weights are worth less, and nobody knows by how much."""
+MOST_DEFERRALS = 1
+
+
+@dataclass(frozen=True)
+class PuttingOff:
+    """Rows to park."""
+
+    rows: Ints
+    groups: int
+    gain_s: float
+    cost_s: float
+
+
+def putting_off(
+    observation: Observation,
+    forecast: Forecast,
+    outlook: Outlook,
+    step_groups: int,
+    share: float,
+    least_gain_s: float,
+) -> PuttingOff | None:
+    """All that is open, if it may and is worth it; `step_groups` is how many the step has."""
+    t = observation.trajectories
+    open_rows = np.flatnonzero(t.phase != Phase.ENDED)
+    parked = np.unique(t.group_row[open_rows[t.phase[open_rows] == Phase.PARKED]])
+    waits = open_rows[t.phase[open_rows] != Phase.PARKED]
+    groups = np.unique(t.group_row[waits])
+    if not len(groups) or len(groups) + len(parked) > share * step_groups:
+        return None
+    able = (t.phase[waits] == Phase.RUNNING) & (t.deferred[waits] < MOST_DEFERRALS)
+    if not (able & may_go_on(observation)[waits]).all():
+        return None
+    gain_s = float(outlook.last_s(outlook.load).mean())
+    f, here = forecast.throughput, t.replica_row[waits]
+    left, context = forecast.length.mean_remaining_tokens[waits], outlook.rows.context[waits]
+    work_s = f.sequence_s[here] * left + f.token_s[here] * left * (context + 0.5 * left)
+    work_s += f.prefill_token_s[here] * context
+    cost_s = float(work_s.sum()) / max(int(observation.replicas.alive.sum()), 1)
+    if gain_s <= WORTH * cost_s + least_gain_s:
+        return None
+    return PuttingOff(waits, len(groups), gain_s, cost_s)

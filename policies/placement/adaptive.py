@@ -1,0 +1,376 @@
+"""Adaptive: plans everything jointly on scenarios of what may come, and learns what really pays.
+
+*Every tick.*  The lengths of all that is unfinished are drawn jointly, siblings alike
+(`adaptive.draws`).  In each scenario a replica that runs its trajectories to the end takes
+M * longest + c * sum L + k * sum K (`adaptive._ends`).  What waits is assigned, or held back
+(`adaptive.admission`), and what runs is moved (`adaptive.relief`), so that the mean of when the
+last replica ends is least.  The trainer's default is always a candidate; another plan must beat it
+by `margin`, a move must gain at least `least_gain_s`.  Isolation of tails, balance of unlike
+hardware, siblings kept together and memory kept free all come out of that one minimum.
+
+*Every few seconds*, while something waits, plans are compared in the simulator beside the ticks
+(`observation.advice`): how much of the KV cache may be promised, or all at once after all.
+
+*Every step* a conservative bandit (`adaptive.bandit`) chooses which mechanisms may act in it
+(`adaptive.arms`), by what steps really took against what the default would have been expected to
+take for the same lengths (`adaptive.steps`).
+
+*Trust.*  Forecasts that put those last who end first (`adaptive.trust`), or replicas at another
+speed than they have (`adaptive.pace`), are not used: what waits goes by arrival, nothing is moved.
+
+*Allow* says what may happen to samples.  "exact": only placing and moving.  "corrected": besides,
+the latest groups of a step may be put off to the next (`_deferral`), where newer weights write
+their rest.  "modified": besides, stragglers of groups that will hardly teach anything are cancelled
+at random, with known probabilities and weights (`adaptive.sparing`).
+
+A stream wants whole groups soon and fresh: groups begin by AReaL's staleness budget
+(`staleness_admission`), and nothing is moved.
+
+After TailSieve (arXiv 2608.22788) and its exact collapse, Seer (arXiv 2511.14617: probes, here an
+order by upper quantiles), conservative bandits (Wu et al. 2016); common random numbers: Glasserman
+and Yao 1992.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from steersman.estimators.errors import InvalidInputError
+from steersman.estimators.forecast import Forecast
+from steersman.estimators.lifecycle import CorrectnessClass
+from steersman.estimators.observation import Ints, Objective, Observation
+from steersman.policies.adaptive import arms, steps
+from steersman.policies.adaptive.admission import (
+    DEFAULT,
+    GATHER_MARGIN,
+    assignments,
+    fits_at_once,
+    gathered,
+    held,
+)
+from steersman.policies.adaptive.bandit import StackBandit
+from steersman.policies.adaptive.contexts import Contexts
+from steersman.policies.adaptive.outlook import Outlook
+from steersman.policies.adaptive.pace import Pace
+from steersman.policies.adaptive.plans import HELD, PLANS, Order, Plan
+from steersman.policies.adaptive.putting_off import putting_off
+from steersman.policies.adaptive.relief import Move, moves
+from steersman.policies.adaptive.sharing import Sharing
+from steersman.policies.adaptive.steps import StepBook
+from steersman.policies.adaptive.trust import Trust
+from steersman.policies.contract import PlacementPolicy, Range
+from steersman.policies.decision import Action, Decision, DraftDecision, place
+from steersman.policies.placement._homes import Homes
+from steersman.policies.placement.staleness_admission import StalenessAdmission
+from steersman.policies.placement.sticky_least_inflight import home_or_fewest
+from steersman.policies.speculation.roofline import Roofline
+
+NAME = "adaptive"
+ALLOWED = ("exact", "corrected", "modified")
+USUAL = next(plan for plan in HELD if plan.promise == 3.0)
+"""Where nobody has looked ahead: with three times the KV cache promised a clairvoyant schedule was
+within 1 % of its best on every workload tried, with once 20 % slower on some."""
+
+
+@dataclass
+class Adaptive:
+    """Few options; the defaults were tried on all workloads of the tournament."""
+
+    correctness: ClassVar[CorrectnessClass] = CorrectnessClass.MODIFIED
+    GUARD: ClassVar[Mapping[str, float]] = {"max_moves_per_trajectory": 8}
+    TUNABLE: ClassVar[Mapping[str, Range]] = {
+        "margin": Range(0.0, 0.1),
+        "max_moves": Range(0, 16, integer=True),
+        "least_gain_s": Range(0.01, 5.0, log=True),
+        "rest_s": Range(2.0, 60.0, log=True),
+    }
+
+    allow: Literal["exact", "corrected", "modified"] = "exact"
+    margin: float = 0.01
+    """Share of the expected end by which a plan must beat the default; 1: the default always."""
+    max_moves: int = 8
+    """Migrations per tick; 0: nothing is moved."""
+    least_gain_s: float = 0.05
+    """Seconds, costs paid, that a move must gain."""
+    rest_s: float = 5.0
+    """Seconds a trajectory rests after a move."""
+    defer_share: float = 0.25
+    """Largest share of a step's groups that is put off, where `allow` lets it; 0: none."""
+    gather: bool = True
+    """Leave replicas idle where that makes the others faster by more than they would do."""
+    hold: bool = True
+    """Keep here what no slot is free for; False: always all at once."""
+    learn: bool = True
+    """Let the bandit choose by step; False: every mechanism may act in every step."""
+    loss_bound: float = 0.01
+    """Loss against always playing the default that learning may cost, as a share of the time."""
+
+    _homes: Homes = field(default_factory=Homes, init=False)
+    _contexts: Contexts = field(default_factory=Contexts, init=False)
+    _trust: Trust = field(default_factory=Trust, init=False)
+    _pace: Pace = field(default_factory=Pace, init=False)
+    _sharing: Sharing = field(default_factory=Sharing, init=False)
+    _open: tuple[str, ...] = field(default=(), init=False)
+    """Replicas that the step is gathered on; empty: all."""
+    _step_groups: int = field(default=0, init=False)
+    """Most groups of this step seen at once."""
+    _book: StepBook = field(default_factory=StepBook, init=False)
+    _bandit: StackBandit = field(init=False)
+    _arm: str = field(default=arms.FULL, init=False)
+    _stream: StalenessAdmission = field(default_factory=StalenessAdmission, init=False)
+    _drafts: Roofline = field(default_factory=Roofline, init=False)
+    _weighed: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.allow not in ALLOWED:
+            raise InvalidInputError(f"allow is {self.allow!r}; valid: {', '.join(ALLOWED)}")
+        self._bandit = StackBandit(
+            tuple(arms.ARMS),
+            features=steps.FEATURES,
+            prior_log_cost=arms.PROMISED,
+            prior_deviation=arms.DOUBT,
+            loss_bound=self.loss_bound,
+            opening_steps=0,
+            level_deviation=arms.LEVEL_DOUBT,
+            quiet_steps=arms.QUIET_STEPS,
+        )
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """To be compared in the simulator, while something is held back."""
+        return PLANS if self.hold and arms.ARMS[self._arm].admit else ()
+
+    def decide(
+        self, observation: Observation, forecast: Forecast, rng: np.random.Generator
+    ) -> list[Decision]:
+        """Learn from what happened, then place what waits or look after what runs."""
+        self._weighed = {}
+        homes = self._homes.update(observation)
+        if not observation.replicas.alive.any():
+            return []
+        if observation.trainer.objective is Objective.STREAM:
+            return self._stream.decide(observation, forecast, rng)
+        self._contexts.learn(observation)
+        trusted = self._trust.follow(observation, forecast)
+        trusted &= self._pace.follow(observation, forecast)
+        self._sharing.follow(observation, forecast)
+        outlook = Outlook.of(observation, forecast, self._contexts)
+        self._follow_step(observation, outlook, rng)
+        outlook = self._gathered(observation, outlook)
+        arm = arms.ARMS[self._arm]
+        if len(observation.queued):
+            if not arm.admit:
+                return home_or_fewest(observation, homes, rng, NAME)
+            return self._admit(observation, forecast, outlook, trusted, homes, rng)
+        if not arm.move or not trusted:
+            return []
+        return self._put_off(observation, forecast, outlook) or self._move(
+            observation, forecast, outlook
+        )
+
+    def draft(
+        self, observation: Observation, forecast: Forecast, rng: np.random.Generator
+    ) -> list[DraftDecision]:
+        """As many tokens as pay at each replica's present batch."""
+        return self._drafts.decide(observation, forecast, rng)
+
+    def alternatives(self) -> Mapping[str, float]:
+        """What the last tick compared."""
+        return self._weighed
+
+    def _follow_step(
+        self, observation: Observation, outlook: Outlook, rng: np.random.Generator
+    ) -> None:
+        before, context = self._book.step, np.array(self._book.context)
+        log_cost = self._book.follow(observation, outlook.model, self._contexts)
+        if self._book.step != before:
+            self._open, self._step_groups = (), 0
+        here = int((observation.groups.step == observation.trainer.step).sum())
+        self._step_groups = max(self._step_groups, here, observation.trainer.groups_wanted)
+        if not self.learn or self._book.step == before:
+            return
+        if log_cost is not None:
+            self._bandit.learn(self._arm, context, log_cost)
+        now = steps.features(observation, outlook.model, outlook.final)
+        self._book.context = now.tolist()
+        self._arm = self._bandit.choose(now, rng).arm
+
+    def _gathered(self, observation: Observation, outlook: Outlook) -> Outlook:
+        """Only for the replicas that the step is gathered on."""
+        if not self._open:
+            return outlook
+        open_ = np.isin(np.array(observation.replicas.names), self._open)
+        if not (open_ & observation.replicas.alive).any():
+            self._open = ()
+            return outlook
+        living = int(observation.replicas.alive.sum())
+        return outlook.only(open_, self._sharing.speed_up(len(self._open), living))
+
+    def _admit(
+        self,
+        observation: Observation,
+        forecast: Forecast,
+        outlook: Outlook,
+        trusted: bool,
+        homes: Ints,
+        rng: np.random.Generator,
+    ) -> list[Decision]:
+        if trusted and self.gather and not self._open:
+            outlook = self._gather(observation, forecast, outlook)
+        if not fits_at_once(observation, outlook, USUAL.promise):
+            plan = self._plan(observation)
+            if plan.hold:
+                return self._held(observation, forecast, outlook, plan, trusted)
+            return home_or_fewest(observation, homes, rng, NAME)
+        if trusted:
+            made = assignments(observation, forecast, outlook)
+            self._weighed = {name: plan.end_s for name, plan in made.items()}
+            best = min(made.values(), key=lambda plan: plan.end_s)
+            if self._open or best.end_s < (1 - self.margin) * made[DEFAULT].end_s:
+                gain_s = made[DEFAULT].end_s - best.end_s
+                reason = f"{best.name}: the step would end {gain_s:.1f} s before the default's"
+                return _placements(observation, best.rows, best.target, reason)
+        return home_or_fewest(observation, homes, rng, NAME)
+
+    def _gather(self, observation: Observation, forecast: Forecast, outlook: Outlook) -> Outlook:
+        """Close replicas for the rest of the step, if the others are the faster for it."""
+        if self._sharing.speed_up(1, len(outlook.model.open)) > 1 - GATHER_MARGIN:
+            return outlook
+        made = assignments(observation, forecast, outlook)
+        end_s = min(plan.end_s for plan in made.values())
+        found = gathered(observation, forecast, outlook, self._sharing, end_s)
+        if found is None:
+            return outlook
+        names = np.array(observation.replicas.names)
+        self._open = tuple(names[found[0].model.open].tolist())
+        return found[0]
+
+    def _plan(self, observation: Observation) -> Plan:
+        """What looking ahead has found best for this step, or the usual."""
+        advice = observation.advice
+        if not self.hold:
+            return PLANS[0]
+        if advice is None or advice.step != observation.trainer.step or self._has_tools():
+            return USUAL
+        mean = dict(zip(advice.plans, advice.mean_s.tolist(), strict=True))
+        error = dict(zip(advice.plans, advice.error_s.tolist(), strict=True))
+        self._weighed = mean
+        best = min((plan for plan in PLANS if plan.name in mean), key=lambda p: mean[p.name])
+        gain_s = mean[USUAL.name] - mean[best.name]
+        doubt_s = 2.0 * max(error[best.name], error[USUAL.name])
+        return best if gain_s > max(self.margin * mean[USUAL.name], doubt_s) else USUAL
+
+    def _has_tools(self) -> bool:
+        """The simulator is not told of tools' waits and answers: its advice is not for agents."""
+        return self._contexts.stretch > 1.2 or self._contexts.growth > 1.2
+
+    def _held(
+        self,
+        observation: Observation,
+        forecast: Forecast,
+        outlook: Outlook,
+        plan: Plan,
+        trusted: bool,
+    ) -> list[Decision]:
+        if not trusted:
+            plan = Plan(plan.name, True, Order.ARRIVAL, plan.promise)
+        rows, target = held(observation, forecast, outlook, plan)
+        reason = f"{plan.name}, {plan.order.value} first: a slot is free where the end is soonest"
+        return _placements(observation, rows, target, reason)
+
+    def _move(
+        self, observation: Observation, forecast: Forecast, outlook: Outlook
+    ) -> list[Decision]:
+        t, running = observation.trajectories, observation.running
+        movable = running[observation.now_s - t.moved_s[running] >= self.rest_s]
+        found = moves(observation, forecast, outlook, movable, self.max_moves, self.least_gain_s)
+        if found:
+            now_s = float(outlook.last_s(outlook.load).mean())
+            after_s = now_s - sum(move.gain_s for move in found)
+            self._weighed = {"nothing moved": now_s, f"{len(found)} moved": after_s}
+        return [_migration(observation, move) for move in found]
+
+    def _put_off(
+        self, observation: Observation, forecast: Forecast, outlook: Outlook
+    ) -> list[Decision]:
+        if self.allow == "exact":
+            return []
+        found = putting_off(
+            observation, forecast, outlook, self._step_groups, self.defer_share, self.least_gain_s
+        )
+        if found is None:
+            return []
+        self._weighed = {"waiting for all": found.gain_s, "putting off": found.cost_s}
+        reason = (
+            f"{found.groups} of the step's {self._step_groups} groups would hold it up for"
+            f" {found.gain_s:.1f} s; in the next step they cost {found.cost_s:.1f} s"
+        )
+        ids = observation.trajectories.trajectory_id
+        return [
+            Decision(
+                int(ids[row]), Action.DEFER, NAME, reason, gain_s=found.gain_s,
+                cost_s=found.cost_s, row=row,
+            )
+            for row in found.rows.tolist()
+        ]  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything learned or remembered."""
+        return {
+            "homes": self._homes.state_dict(),
+            "contexts": self._contexts.state_dict(),
+            "trust": self._trust.state_dict(),
+            "pace": self._pace.state_dict(),
+            "sharing": self._sharing.state_dict(),
+            "open": list(self._open),
+            "step_groups": self._step_groups,
+            "book": self._book.state_dict(),
+            "bandit": self._bandit.state_dict(),
+            "arm": self._arm,
+            "stream": self._stream.state_dict(),
+            "drafts": self._drafts.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace it."""
+        self._homes = Homes.from_state(state["homes"])
+        self._contexts = Contexts.from_state(state["contexts"])
+        self._trust = Trust.from_state(state["trust"])
+        self._pace = Pace.from_state(state["pace"])
+        self._sharing = Sharing.from_state(state["sharing"])
+        self._open, self._step_groups = tuple(state["open"]), int(state["step_groups"])
+        self._book = StepBook.from_state(state["book"])
+        self._bandit.load_state_dict(state["bandit"])
+        self._arm = state["arm"]
+        self._stream.load_state_dict(state["stream"])
+        self._drafts.load_state_dict(state["drafts"])
+
+
+def _placements(observation: Observation, rows: Ints, target: Ints, reason: str) -> list[Decision]:
+    return [
+        place(observation, row, to, NAME, reason)
+        for row, to in zip(rows.tolist(), target.tolist(), strict=True)
+        if to >= 0
+    ]
+
+
+def _migration(observation: Observation, move: Move) -> Decision:
+    replicas = observation.replicas
+    names, pools = replicas.names, replicas.pools
+    elsewhere = pools[move.source] != pools[move.target]
+    return Decision(
+        int(observation.trajectories.trajectory_id[move.row]),
+        Action.ISOLATE if elsewhere else Action.MIGRATE,
+        NAME,
+        f"{names[move.source]} would end {move.behind_s:.1f} s after the mean replica; moving this"
+        f" one to {names[move.target]} costs {move.cost_s:.1f} s and saves {move.gain_s:.1f} s",
+        names[move.target],
+        gain_s=move.gain_s,
+        cost_s=move.cost_s,
+        row=move.row,
+    )
+
+
+PLUGIN: type[PlacementPolicy] = Adaptive
