@@ -67,6 +67,8 @@ class Ledger:
         """Trajectories that wait for a placement."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when something waits for a placement, or a group has settled."""
+        self.on_complete: Callable[[], None] = lambda: None
+        """Called when a group has its last answer while other trajectories are unfinished."""
         self._trace, self._clock, self._run_id = trace, clock, run_id
         self._origin_s = clock()
         self._entries: dict[int, _Entry] = {}
@@ -323,6 +325,8 @@ class Ledger:
             self._totals["answered"] += 1
             group.answered += 1
             self._board.count_answer(group.row)
+            if group.complete and self.executions:
+                self.on_complete()
             self._answered[trajectory_id] = (group, oldest_version(execution))
             if len(self._answered) > MAX_UNREWARDED:
                 del self._answered[next(iter(self._answered))]

@@ -1,6 +1,7 @@
 """The asyncio shell around `decide`: observe, decide, record, apply; and what if that fails.
 
-A tick comes every `tick_s`, and at once when something waits for a placement or has ended.  In mode
+A tick comes every `tick_s`, and at once when something waits for a placement or a group is complete
+(not at each end, of which a large step has more than there is time to decide after).  In mode
 `enforce` the controller's decisions are carried out; in `shadow` they are only recorded and the
 fallback policy (the trainer's default rule) acts; in `off`, the fallback acts alone.
 

@@ -68,7 +68,7 @@ class RolloutSession:
             run_id=uuid.uuid4().hex[:8],
             trace_token_ids=controller.config.trace.token_ids,
         )
-        self._ledger.on_change = self._on_change
+        self._ledger.on_change, self._ledger.on_complete = self._on_change, self._wake
         self._changed = asyncio.Event()
         self._objective = Objective.BARRIER
         self._step_started_s = 0.0
@@ -395,7 +395,12 @@ class RolloutSession:
 
     def _on_change(self) -> None:
         self._changed.set()
-        if self._tasks and self._ledger.waiting:  # else the next regular tick is soon enough
+        if self._ledger.waiting:  # else the next regular tick is soon enough
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have it decided now: something waits, or with a complete group the batch may be full."""
+        if self._tasks:
             self._loop.wake()
 
     def _loop_ended(self, loop: asyncio.Task[None]) -> None:

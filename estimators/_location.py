@@ -139,6 +139,8 @@ class LocationModel:
     _gram: Floats = field(default_factory=lambda: np.zeros((0, 0)), init=False)
     _moment: Floats = field(default_factory=lambda: np.zeros(0), init=False)
     _closed: list[_Closed] = field(default_factory=list, init=False)
+    _closed_sums: tuple[float, float] = field(default=(0.0, 0.0), init=False)
+    """Information that they hold on the level, and that times where they put it."""
 
     def __post_init__(self) -> None:
         self.prompts = PromptTable(self.max_prompts)
@@ -195,9 +197,16 @@ class LocationModel:
     def close(self, keys: Ints, features: Floats, members: Members) -> Floats:
         """Take (g,) groups that have ended; answers their standardised innovations."""
         closed = self._closing(keys, features, members)
-        self._closed.append(closed)
+        self._keep(closed)
         innovation = closed.pseudo - closed.prior.offset - self.present_level
         return np.asarray(innovation / np.sqrt(closed.prior.variance + closed.noise))
+
+    def _keep(self, closed: _Closed) -> None:
+        self._closed.append(closed)
+        weight = 1 / (closed.prior.variance + closed.noise)
+        information, total = self._closed_sums
+        total += float((weight * (closed.pseudo - closed.prior.offset)).sum())
+        self._closed_sums = information + float(weight.sum()), total
 
     def _closing(self, keys: Ints, features: Floats, members: Members) -> _Closed:
         prior = self.prior(keys, features)
@@ -218,14 +227,17 @@ class LocationModel:
                 self.level = self.present_level = present
                 self._learn_variances(before[1:])
                 self.level = before[0]
-                self._closed = [self._closing(c.keys, c.features, c.members) for c in self._closed]
+                again = [self._closing(c.keys, c.features, c.members) for c in self._closed]
+                self._closed, self._closed_sums = [], (0.0, 0.0)
+                for closed in again:
+                    self._keep(closed)
             level = self._level_now(none, none, none)
             information = sum(float((1 / (c.prior.variance + c.noise)).sum()) for c in self._closed)
             self.level_variance = 1 / (1 / self.level_variance + information)
             self.level = self.present_level = level
             for closed in self._closed:
                 self._learn_prompts(closed, self._squared_residuals(closed))
-            self._closed = []
+            self._closed, self._closed_sums = [], (0.0, 0.0)
             self.commits += 1
         self.level_variance = min(self.level_variance + LEVEL_DRIFT * elapsed, LEVEL_VARIANCE)
         self.clock = max(clock, self.clock)
@@ -261,7 +273,9 @@ class LocationModel:
         self.prompts.load_state_dict(state["prompts"])
         self._moment = np.array(state["moment"], dtype=np.float64)
         self._gram = np.array(state["gram"], dtype=np.float64).reshape(2 * [len(self._moment)])
-        self._closed = [_Closed.from_state(closed) for closed in state["closed"]]
+        self._closed, self._closed_sums = [], (0.0, 0.0)
+        for closed in state["closed"]:
+            self._keep(_Closed.from_state(closed))
 
     def _level_now(self, innovation: Floats, noise: Floats, variance: Floats) -> float:
         """Mean of the level, by all open and uncommitted groups.
@@ -272,11 +286,7 @@ class LocationModel:
         information = 1 / self.level_variance + float(weight.sum())
         total = self.level / self.level_variance
         total += float((weight * (innovation + self.present_level)).sum())
-        for closed in self._closed:
-            weight = 1 / (closed.prior.variance + closed.noise)
-            information += float(weight.sum())
-            total += float((weight * (closed.pseudo - closed.prior.offset)).sum())
-        return total / information
+        return (total + self._closed_sums[1]) / (information + self._closed_sums[0])
 
     def _squared_residuals(self, c: _Closed) -> Floats:
         """(m,) of the members, from where the committed level puts their groups."""

@@ -39,8 +39,13 @@ SHARE_PRIOR = 10.0
 """Events' worth of curvature that hold a share where it is."""
 SHARE_KEEP = 0.9
 SHARE_BOUNDS = (0.02, 0.98)
-COMMIT_GROUPS = 256
-"""Closed groups after which a stream commits without waiting for new weights."""
+COMMIT_GROUPS = 16_384
+"""Closed groups after which a run commits whose clock stands still: more than any step has.  Of a
+step the first to close are the short ones and the last the long ones, so that one of 1,024 groups
+that committed 256 at a time swung its level by a factor of 4."""
+LEAST_KEPT = 0.2
+"""Share of the evidence that doubts leave, however many come within one weight version: what they
+doubt is one and the same, and curves without evidence say nothing sensible."""
 HEALTH_KEEP = 0.7
 """Of the calibration counts, per commit."""
 
@@ -137,6 +142,8 @@ class Survival:
         self._open_id, self._features = np.zeros(0, dtype=np.int64), np.zeros((0, 0))
         none = np.zeros(0, dtype=np.int64)
         self._ended = _EndedMembers(none, none, np.zeros(0), none.astype(np.bool_))
+        self._kept = 1.0
+        """Share of the evidence that doubts have left since the last commit."""
         self._inside = np.zeros(3)
         """Ended: counted, below q90, between q10 and q90."""
 
@@ -164,7 +171,11 @@ class Survival:
         )
 
     def doubt(self, keep: float) -> None:
-        """Keep this share of the evidence."""
+        """Keep this share of the evidence; of one weight version, never less than `LEAST_KEPT`."""
+        before, self._kept = self._kept, max(self._kept * keep, LEAST_KEPT)
+        keep = self._kept / before
+        if keep >= 1:
+            return
         self.residual_curve.scale(keep)
         self.age_curve.scale(keep)
         self._bend_kept *= keep
@@ -187,6 +198,7 @@ class Survival:
             "age_curve": self.age_curve.state_dict(),
             "shares": [x.tolist() for x in (self.share, self._slope, self._bend, self._bend_kept)],
             "events": self.events,
+            "kept": self._kept,
             "inside": self._inside.tolist(),
             "anchored": [column.tolist() for column in vars(a).values()],
             "ended": [column.tolist() for column in vars(e).values()],
@@ -200,6 +212,7 @@ class Survival:
         self.age_curve.load_state_dict(state["age_curve"])
         self.share, self._slope, self._bend, self._bend_kept = map(np.array, state["shares"])
         self.events, self._inside = state["events"], np.array(state["inside"])
+        self._kept = state["kept"]
         ids, *columns = state["anchored"]
         self._anchored = _Anchored(
             np.array(ids, dtype=np.int64), *(np.array(c, dtype=np.float64) for c in columns)
@@ -219,6 +232,7 @@ class Survival:
         self.surprises = np.zeros(0)
 
     def _commit(self, clock: int) -> None:
+        self._kept = 1.0
         elapsed = max(clock - self.locations.clock, 0)
         keep = float(np.exp(-elapsed / self.memory))
         self.residual_curve.scale(keep)

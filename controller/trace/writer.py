@@ -39,14 +39,22 @@ class TraceWriter:
         self._file: BinaryIO | None = None if self.path is None else _new_file(self.path)
 
     def write(self, record: Record) -> None:
-        """Append one record; ignored once the trace is closed or has failed."""
+        """Append one record, or nothing if it cannot be encoded (then it raises).
+
+        Ignored once the trace is closed or has failed.
+        """
         if self.path is None:
             self.records.append(record)
             return
         if self._file is None:
             return
         buffer = self._buffer
-        self._encode_into(record, buffer, -1)
+        whole = len(buffer)
+        try:
+            self._encode_into(record, buffer, -1)
+        except Exception:
+            del buffer[whole:]  # the half of a line would make the rest unreadable
+            raise
         buffer += b"\n"
         if record.t_s - self._flushed_s >= FLUSH_S or len(buffer) >= FLUSH_BYTES:
             self._flushed_s = record.t_s

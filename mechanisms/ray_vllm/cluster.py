@@ -22,6 +22,10 @@ HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
 OBJECT_STORE_BYTES = 200 << 20
 """Object store of a cluster started here; it holds pushed weights on their way."""
 
+NICENESS = "RAY_worker_niceness"
+"""Ray's variable for the niceness of its workers, 15 unless said otherwise: on a cluster of our own
+any process of the machine would be served before the engines."""
+
 
 @dataclass(frozen=True, slots=True)
 class Connection:
@@ -56,6 +60,7 @@ def connect(address: str | None, namespace: str, log_to_driver: bool = False) ->
             num_cpus=1,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
+            _system_config={} if NICENESS in os.environ else {"worker_niceness": 0},
             **quiet,
         )
         return Connection(connected=True, started=True)

@@ -172,7 +172,7 @@ class RayVllmFleet:
             packed = ray.put(await asyncio.to_thread(pack, tensors))
             links = self._living()
             pushed = await asyncio.gather(
-                *(link.call("update_weights", packed, weight_version) for link in links),
+                *(link.update_weights(packed, weight_version) for link in links),
                 return_exceptions=True,
             )
             self._raise_unless_lost(pushed)
@@ -191,7 +191,7 @@ class RayVllmFleet:
         async with self._changing:
             link = self._join(info, actor, owned=not self._launcher.detached, listed=False)
             if self._weights is not None:
-                await link.call("update_weights", *self._weights)
+                await link.update_weights(*self._weights)
             # Listed only now: nothing may be started on it with old weights.
             self._links[info.name] = link
         self.changed.set()

@@ -82,6 +82,8 @@ class Link:
         self._starts: list[int] = []
         self._aborts: list[int] = []
         self._flushing = False
+        self._confirmed: int | None = None
+        """Weight version that the replica has taken on since the poll under way was sent."""
         self._watcher = asyncio.create_task(self._watch(), name=f"steersman-watch-{info.name}")
 
     @property
@@ -119,6 +121,16 @@ class Link:
                 except ray.exceptions.RayTaskError as error:
                     raise FleetError(f"replica {self.info.name!r}: {_reason(error)}") from error
         raise ReplicaLostError(f"replica {self.info.name!r} is lost: {self._lost.result()}")
+
+    async def update_weights(self, packed: Any, weight_version: int) -> None:
+        """Have the replica load weights; what is started from then on is known to run on them.
+
+        An idle replica's next report may be a second away, and the one under way may have been
+        written before the weights came, so its version does not count.
+        """
+        await self.call("update_weights", packed, weight_version)
+        self._confirmed = weight_version
+        self.stats = msgspec.structs.replace(self.stats, weight_version=weight_version)
 
     def lose(self, why: str) -> None:
         """The replica is dead to us: end its attempts as lost."""
@@ -177,6 +189,7 @@ class Link:
         acknowledged = 0
         try:
             while self.alive:
+                self._confirmed = None
                 future = _future(self._actor.poll.remote(self._client, acknowledged, POLL_S))
                 await asyncio.wait(
                     (future, self._lost),
@@ -198,7 +211,12 @@ class Link:
             self.lose(_reason(error))
 
     def _apply(self, reply: Reply) -> None:
-        self.stats = msgspec.structs.replace(reply.stats, reported_s=time.monotonic())
+        stats, confirmed = reply.stats, self._confirmed
+        self.stats = msgspec.structs.replace(
+            stats,
+            reported_s=time.monotonic(),
+            weight_version=stats.weight_version if confirmed is None else confirmed,
+        )
         tokens, logprobs = reply.tokens.tolist(), reply.logprobs.tolist()
         versions = reply.versions.tolist()
         start = 0

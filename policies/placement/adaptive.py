@@ -58,6 +58,7 @@ from steersman.policies.adaptive.plans import HELD, PLANS, Order, Plan
 from steersman.policies.adaptive.putting_off import putting_off
 from steersman.policies.adaptive.relief import Move, moves
 from steersman.policies.adaptive.sharing import Sharing
+from steersman.policies.adaptive.sparing import Coin, Sparing
 from steersman.policies.adaptive.steps import StepBook
 from steersman.policies.adaptive.trust import Trust
 from steersman.policies.contract import PlacementPolicy, Range
@@ -112,6 +113,7 @@ class Adaptive:
     _trust: Trust = field(default_factory=Trust, init=False)
     _pace: Pace = field(default_factory=Pace, init=False)
     _sharing: Sharing = field(default_factory=Sharing, init=False)
+    _sparing: Sparing = field(default_factory=Sparing, init=False)
     _open: tuple[str, ...] = field(default=(), init=False)
     """Replicas that the step is gathered on; empty: all."""
     _step_groups: int = field(default=0, init=False)
@@ -166,8 +168,10 @@ class Adaptive:
             return self._admit(observation, forecast, outlook, trusted, homes, rng)
         if not arm.move or not trusted:
             return []
-        return self._put_off(observation, forecast, outlook) or self._move(
-            observation, forecast, outlook
+        return (
+            self._spare(observation, forecast, outlook, rng)
+            or self._put_off(observation, forecast, outlook)
+            or self._move(observation, forecast, outlook)
         )
 
     def draft(
@@ -292,6 +296,19 @@ class Adaptive:
             self._weighed = {"nothing moved": now_s, f"{len(found)} moved": after_s}
         return [_migration(observation, move) for move in found]
 
+    def _spare(
+        self,
+        observation: Observation,
+        forecast: Forecast,
+        outlook: Outlook,
+        rng: np.random.Generator,
+    ) -> list[Decision]:
+        if self.allow != "modified":
+            return []
+        groups, least_s = self._step_groups, self.least_gain_s
+        coins = self._sparing.throw(observation, forecast, outlook, rng, groups, least_s)
+        return [_coin(observation, coin) for coin in coins]
+
     def _put_off(
         self, observation: Observation, forecast: Forecast, outlook: Outlook
     ) -> list[Decision]:
@@ -324,6 +341,7 @@ class Adaptive:
             "trust": self._trust.state_dict(),
             "pace": self._pace.state_dict(),
             "sharing": self._sharing.state_dict(),
+            "sparing": self._sparing.state_dict(),
             "open": list(self._open),
             "step_groups": self._step_groups,
             "book": self._book.state_dict(),
@@ -340,6 +358,7 @@ class Adaptive:
         self._trust = Trust.from_state(state["trust"])
         self._pace = Pace.from_state(state["pace"])
         self._sharing = Sharing.from_state(state["sharing"])
+        self._sparing = Sparing.from_state(state["sparing"])
         self._open, self._step_groups = tuple(state["open"]), int(state["step_groups"])
         self._book = StepBook.from_state(state["book"])
         self._bandit.load_state_dict(state["bandit"])
@@ -370,6 +389,18 @@ def _migration(observation: Observation, move: Move) -> Decision:
         gain_s=move.gain_s,
         cost_s=move.cost_s,
         row=move.row,
+    )
+
+
+def _coin(observation: Observation, coin: Coin) -> Decision:
+    return Decision(
+        int(observation.trajectories.trajectory_id[coin.row]),
+        Action.CONTINUE if coin.keep else Action.STOP,
+        NAME,
+        coin.reason,
+        propensity=coin.propensity,
+        gain_s=coin.gain_s,
+        row=coin.row,
     )
 
 

@@ -144,6 +144,14 @@ async def test_a_policy_that_carries_groups_over_returns_once_the_batch_is_full(
     check_answers(first + rest, 2)
 
 
+async def test_a_batch_that_is_full_is_cut_at_once_and_not_at_the_next_regular_tick() -> None:
+    async with session(controller(None, "placement.name=april", "tick_s=60")) as s:
+        first = await s.rollout(PROMPTS, 1, max_new_tokens=CAP, sampling=SAMPLING, groups_wanted=2)
+        assert 2 <= len(first) < len(PROMPTS)
+        rest = await s.rollout(PROMPTS[:1], 1, max_new_tokens=CAP, sampling=SAMPLING)
+    assert len(first) + len(rest) == len(PROMPTS) + 1
+
+
 async def test_a_push_begins_a_streams_next_batch_and_the_batch_size_is_told() -> None:
     seen: list[tuple[int, int]] = []
 

@@ -128,6 +128,28 @@ def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("number", "complaint"), [(np.int64(7), TypeError), ("\ud800", UnicodeEncodeError)]
+)
+def test_a_record_that_cannot_be_encoded_leaves_nothing_of_itself_in_the_trace(
+    tmp_path: Path, number: Any, complaint: type[Exception]
+) -> None:
+    taken = rec.DecisionTaken(
+        t_s=0.0,
+        tick=1,
+        decision=Decision(number, Action.STOP, "test", "because"),
+        enforced=True,
+        mode="enforcing",
+    )
+    writer = TraceWriter(tmp_path / "run.jsonl")
+    writer.write(RUN[0])
+    with pytest.raises(complaint):
+        writer.write(taken)
+    writer.write(RUN[1])
+    writer.close()
+    assert list(read(tmp_path / "run.jsonl")) == RUN[:2]
+
+
 def test_a_closed_trace_ignores_late_records(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "run.jsonl")
     writer.close()

@@ -33,16 +33,20 @@ def recomputed(model: Any, prompt: list[int], tokens: list[int]) -> np.ndarray:
     return logprobs.gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0].numpy()
 
 
-async def test_segments_of_a_deferred_trajectory_agree_with_the_weights_that_wrote_them(
+async def test_segments_of_a_trajectory_deferred_right_after_a_push_agree_with_their_weights(
     fleet: RayVllmFleet, fleet_model: Path, other_model: Path
 ) -> None:
     sampling = Sampling(ignore_eos=True)
     trace = TraceWriter(None)
-    async with restored(fleet, fleet_model) as version:
+    async with restored(fleet, fleet_model) as present:
         old, new = load(fleet_model), load(other_model)
+        version = present + 1
         async with RolloutSession(
-            fleet, disturbing(Disturb(park=True)), trace=trace, weight_version=version
+            fleet, disturbing(Disturb(park=True)), trace=trace, weight_version=present
         ) as session:
+            # a fleet that is a version behind in its books has no room for a deferral
+            assert session.controller.config.max_lag == 1
+            await session.push_weights(tensors(old), version, [probe(old)])
             groups = await session.rollout(PROMPTS, 1, max_new_tokens=CAP, sampling=sampling)
             await session.push_weights(tensors(new), version + 1, [probe(new)])
             groups += await session.drain()

@@ -147,6 +147,14 @@ async def test_another_process_attaches_by_name_and_leaves_the_replica_running(
     assert end_of(again).tokens == end_of(mine).tokens
 
 
+async def test_engines_on_a_cluster_of_ours_are_served_as_soon_as_any_process(
+    fleet: RayVllmFleet,
+) -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    for pid in await fleet.processes(first(fleet)):
+        assert os.getpriority(os.PRIO_PROCESS, pid) == mine
+
+
 async def test_attaching_to_an_unknown_name_is_refused(fleet: RayVllmFleet) -> None:
     with pytest.raises(FleetError, match="no replica 'nobody' in Ray namespace"):
         await RayVllmFleet.attach(["nobody"], fleet.namespace)
