@@ -116,7 +116,7 @@ class Config(Section, frozen=True):
     0: nothing is carried over a weight push."""
     normaliser: Normaliser = Normaliser.STD
     """std or none: what the trainer divides advantages by.  It decides what a group is worth."""
-    placement: PartConfig = PartConfig("tail_planner")
+    placement: PartConfig = PartConfig("adaptive")
     """The policy that decides where and when trajectories run."""
     fallback: PartConfig = PartConfig("sticky_least_inflight")
     """The policy that acts when the controller cannot: the trainer's default rule."""

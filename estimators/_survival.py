@@ -171,8 +171,10 @@ class Survival:
         )
 
     def doubt(self, keep: float) -> None:
-        """Keep this share of the evidence; of one weight version, never less than `LEAST_KEPT`."""
-        before, self._kept = self._kept, max(self._kept * keep, LEAST_KEPT)
+        """Keep this share of the evidence; several doubts within one weight version leave no less than
+        `LEAST_KEPT`, or the strongest of them."""
+        before = self._kept
+        self._kept = min(before, max(before * keep, min(LEAST_KEPT, keep)))
         keep = self._kept / before
         if keep >= 1:
             return

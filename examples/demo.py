@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from steersman.examples.signs.reinforce import RunReport, RunSettings, StepReport
     from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
 
-POLICIES = ["sticky_least_inflight", "tail_planner"]
-OPTIONS = {
-    "tail_planner": ["placement.options.handover_s=0.1", "placement.options.defer_share=0.25"]
-}
+POLICIES = ["sticky_least_inflight", "adaptive"]
+OPTIONS = {"adaptive": ["placement.options.allow=corrected"]}
 """A local hand-over takes two polls of 50 ms, and a tenth of 16 groups would be one group."""
 FULL_STEPS, QUICK_STEPS = 30, 12
 FULL_CAP, QUICK_CAP = 768, 512

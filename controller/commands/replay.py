@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="placement policy; several may be given, the first is what the others are compared "
-        "with (sticky_least_inflight, tail_planner)",
+        "with (sticky_least_inflight, adaptive)",
     )
     parser.add_argument(
         "--imputations",
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from steersman.controller.replay.study import Study
 
     study = Study.of(args)
-    policies = args.policy or ["sticky_least_inflight", "tail_planner"]
+    policies = args.policy or ["sticky_least_inflight", "adaptive"]
     for policy in policies:
         study.config(policy)  # a wrong name is said before anything is shown
     shown = Console(stderr=True)

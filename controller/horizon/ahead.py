@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from steersman.controller.horizon.held import Held
-from steersman.controller.horizon.order import ordered
 from steersman.controller.horizon.worlds import Worlds
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import NO_ROW, Advice, Floats, Ints, Objective, Observation
 from steersman.policies.adaptive.draws import scenarios as drawn
+from steersman.policies.adaptive.order import ordered
 from steersman.policies.adaptive.plans import Plan
 
 SCENARIOS = 8

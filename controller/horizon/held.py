@@ -18,11 +18,11 @@ import numpy as np
 
 from steersman.controller.horizon._compiled import refill
 from steersman.controller.horizon.learning import Posterior, Prior
-from steersman.controller.horizon.order import ranked, scores, turns
 from steersman.controller.horizon.worlds import LEAST_FIXED_S, Worlds
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Bools, Ints, Observation
+from steersman.policies.adaptive.order import ranked, scores, turns
 from steersman.policies.adaptive.plans import Order, Plan
 
 BACKLOG = 2

@@ -28,8 +28,9 @@ from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import NO_ROW, Floats, Ints, Observation
 from steersman.policies.adaptive._ends import Load
 from steersman.policies.adaptive._filling import by_cuts, by_end, by_fewest
+from steersman.policies.adaptive.order import ordered
 from steersman.policies.adaptive.outlook import Outlook, free_slots
-from steersman.policies.adaptive.plans import Order, Plan
+from steersman.policies.adaptive.plans import Plan
 from steersman.policies.adaptive.sharing import Sharing
 
 GATHER_MARGIN = 0.1
@@ -38,8 +39,6 @@ that they share anything is learned from tails, and half a fleet idles if it is 
 MOST_WAITING = 2
 """Requests in an engine's own queue above which it gets no more: it has less room than slots."""
 DEFAULT, LONGEST, CUT = "default", "longest first", "cut by length"
-ORDER_STEP = 0.1
-"""Lengths closer than 10 % are equal for the order: then who tells most about others goes first."""
 
 
 @dataclass(frozen=True)
@@ -125,33 +124,8 @@ def held(
     memory = memory_room(observation, outlook, plan.promise)
     idle = outlook.load.number == 0
     memory[idle] = np.maximum(memory[idle], 1.0)  # what alone is more than all of it gets it all
-    order = admission_order(observation, forecast, plan.order)[: int(room.sum())]
+    order = ordered(plan.order, observation, forecast)[: int(room.sum())]
     load = outlook.load.copy()
     target = by_end(outlook.model, outlook.rows, load, order, room, memory, outlook.final)
     placed = target >= 0
     return order[placed], np.asarray(target[placed])
-
-
-def admission_order(observation: Observation, forecast: Forecast, order: Order) -> Ints:
-    """Waiting rows, who goes first first; ties by row, which is by id."""
-    t, queued = observation.trajectories, observation.queued
-    group = t.group_row[queued]
-    if order is Order.ARRIVAL:
-        return queued
-    if order is Order.LONGEST:
-        mean = forecast.length.mean_remaining_tokens[queued]
-        return np.asarray(queued[np.lexsort((queued, -mean))])
-    log_upper = np.log(np.maximum(forecast.length.upper[queued], 1.0))
-    begun = t.phase != Phase.QUEUED
-    started = np.bincount(t.group_row[begun], minlength=len(observation.groups))
-    turn = started[group] + _rank_within(group)
-    return np.asarray(queued[np.lexsort((queued, turn, -np.round(log_upper / ORDER_STEP)))])
-
-
-def _rank_within(group: Ints) -> Ints:
-    """(m,) how many of the same group come before each."""
-    order = np.argsort(group, kind="stable")
-    ordered = group[order]
-    rank = np.empty(len(group), dtype=np.int64)
-    rank[order] = np.arange(len(group)) - np.searchsorted(ordered, ordered, side="left")
-    return rank

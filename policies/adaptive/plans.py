@@ -36,6 +36,6 @@ class Plan:
 
 DEFAULT = Plan("default", hold=False)
 HELD = tuple(
-    Plan(f"hold {promise:g}x", True, Order.OPTIMISTIC, promise) for promise in (1.0, 2.0, 3.0, 6.0)
+    Plan(f"hold {promise:g}x", True, Order.OPTIMISTIC, promise) for promise in (1.0, 2.0, 4.0, 8.0)
 )
 PLANS = (DEFAULT, *HELD)

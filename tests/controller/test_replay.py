@@ -261,7 +261,7 @@ def test_the_command_compares_policies_on_one_workload(
     assert cli.main(["replay", str(table(tmp_path)), *arguments, *made_up]) == 0
     printed = json.loads(capsys.readouterr().out)
     default, ours = printed["policies"]
-    assert (default["policy"], ours["policy"]) == ("sticky_least_inflight", "tail_planner")
+    assert (default["policy"], ours["policy"]) == ("sticky_least_inflight", "adaptive")
     assert default["tokens"] == ours["tokens"]
     assert default["ratio"]["value"] == 1.0
     assert {p["tier"] for p in printed["policies"]} == {"simulation"}

@@ -159,6 +159,7 @@ def test_the_same_prompt_in_a_later_step_is_expected_to_be_itself() -> None:
     estimator = SurvivalLength()
     for part in np.array_split(rng.permutation(1600), 4):
         estimator.observe(nobody_left(ended_table(lengths[part], prompt_key=keys[part])))
+    estimator.observe(nobody_left(EndedTable.empty(), step=1))
     seen = grown(np.zeros(200, dtype=np.int64), EndedTable.empty())
     seen = observation(
         seen.trajectories, seen.replicas, groups=group_table(200, prompt_key=np.arange(200))
@@ -201,6 +202,16 @@ def test_after_a_drift_little_of_the_past_is_kept() -> None:
     estimator.reset_on_drift(0.01)
     estimator.observe(nobody_left(ended_table(log_normal(rng, 1000, median=3000))))
     assert estimator.forecast(grown(np.array([0]), EndedTable.empty())).median[0] > 2000
+
+
+def test_doubts_within_one_step_do_not_add_up_to_forgetting_everything() -> None:
+    rng = np.random.default_rng(8)
+    estimator = SurvivalLength()
+    estimator.observe(nobody_left(ended_table(log_normal(rng, 2000, median=300))))
+    for _ in range(20):
+        estimator.reset_on_drift(0.2)
+    median = estimator.forecast(grown(np.array([0]), EndedTable.empty())).median[0]
+    assert 200 < median < 450
 
 
 def test_two_groups_of_one_prompt_that_end_together_are_one_prompt() -> None:

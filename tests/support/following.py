@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steersman.controller.horizon._compiled import refill
-from steersman.controller.horizon.order import ordered
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.estimators.observation import Advice, Observation
+from steersman.policies.adaptive.order import ordered
 from steersman.policies.adaptive.plans import DEFAULT, Plan
 from steersman.policies.contract import Stateless
 from steersman.policies.decision import Decision, place

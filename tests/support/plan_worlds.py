@@ -114,9 +114,7 @@ class Placed:
             for s in range(len(ends)):
                 x = rows.length[s, here]
                 area = float((x * rows.context[here] + rows.growth * x**2 / 2).sum())
-                iterations = max(
-                    [*rows.chain[s, here], x.sum() / m.slots[r], area / m.capacity[r]]
-                )
+                iterations = max([*rows.chain[s, here], x.sum() / m.slots[r], area / m.capacity[r]])
                 work_s = m.sequence_s[r] * x.sum() + m.token_s[r] * area
                 prefill_s = m.prefill_token_s[r] * prompts
                 ends[s, r] = m.fixed_s[r] * iterations + work_s + prefill_s

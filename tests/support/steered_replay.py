@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from steersman.controller.config import load_config
 from steersman.controller.core import Controller
 from steersman.controller.replay.fleet import FleetPlan
@@ -12,8 +14,6 @@ from steersman.controller.replay.ticks import Ticks
 from steersman.controller.replay.workload import Workload
 from steersman.controller.replay.world import World
 from steersman.estimators.observation import Floats, Objective
-
-import numpy as np
 
 
 def steered(

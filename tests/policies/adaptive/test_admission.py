@@ -22,7 +22,6 @@ from steersman.policies.adaptive.admission import (
     LONGEST,
     MOST_WAITING,
     Assignment,
-    admission_order,
     assignments,
     fits_at_once,
     gathered,
@@ -30,6 +29,7 @@ from steersman.policies.adaptive.admission import (
     memory_room,
 )
 from steersman.policies.adaptive.contexts import Contexts
+from steersman.policies.adaptive.order import ordered
 from steersman.policies.adaptive.outlook import Outlook, free_slots
 from steersman.policies.adaptive.plans import Order, Plan
 from steersman.policies.adaptive.sharing import FEWEST, Sharing
@@ -38,7 +38,9 @@ Q, R, E = Phase.QUEUED, Phase.RUNNING, Phase.ENDED
 HOLD = Plan("hold", hold=True, order=Order.OPTIMISTIC, promise=1.0)
 
 
-def waiting(n: int, replicas: int, group_size: int = 1, slots: int = 64, **more: Any) -> Observation:
+def waiting(
+    n: int, replicas: int, group_size: int = 1, slots: int = 64, **more: Any
+) -> Observation:
     return observation(
         trajectory_table([Q] * n, group_size, **more),
         replica_table(replicas, max_num_seqs=[slots] * replicas),
@@ -88,9 +90,10 @@ def test_siblings_stay_together_where_prompts_are_dear() -> None:
     home = by_row(plan)
     copies = len({(row // 4, to) for row, to in home.items()})
     assert copies == 8
-    assert plan.end_s < planned(seen, forecast_of(seen, length, prefill_token_s=0.001))[
-        DEFAULT
-    ].end_s - 20.0
+    assert (
+        plan.end_s
+        < planned(seen, forecast_of(seen, length, prefill_token_s=0.001))[DEFAULT].end_s - 20.0
+    )
 
 
 def test_what_runs_already_is_balanced() -> None:
@@ -143,7 +146,9 @@ def test_all_fit_at_once_while_there_are_slots_and_memory() -> None:
 def scene(seed: int, capacity: float) -> tuple[Observation, Forecast, Outlook]:
     """Anything that waits and runs, on replicas of a few slots."""
     rng = np.random.default_rng(seed)
-    seen = random_observation(rng, 60, 5, slots=8, alive_share=0.8, weights=(0.6, 0.3, 0.05, 0, 0.05))
+    seen = random_observation(
+        rng, 60, 5, slots=8, alive_share=0.8, weights=(0.6, 0.3, 0.05, 0, 0.05)
+    )
     forecast = forecast_of(seen, rng.lognormal(6, 1, 60).tolist(), spread=0.5)
     forecast = with_throughput(forecast, kv_capacity_tokens=capacity)
     return seen, forecast, Outlook.of(seen, forecast, Contexts())
@@ -202,7 +207,7 @@ def test_an_engine_with_a_queue_of_its_own_gets_nothing_more() -> None:
 
 def test_where_nothing_is_known_one_of_each_group_goes_first() -> None:
     seen = waiting(9, 1, group_size=3)
-    order = admission_order(seen, forecast_of(seen, [1000] * 9, spread=0.9), Order.OPTIMISTIC)
+    order = ordered(Order.OPTIMISTIC, seen, forecast_of(seen, [1000] * 9, spread=0.9))
     assert order.tolist() == [0, 3, 6, 1, 4, 7, 2, 5, 8]
 
 
@@ -211,7 +216,7 @@ def test_a_group_of_which_some_have_begun_has_its_turn_later() -> None:
         trajectory_table([R, E, Q, Q, Q, Q], 3, replica_row=[0, -1, -1, -1, -1, -1]),
         replica_table(1),
     )
-    order = admission_order(seen, forecast_of(seen, [1000] * 6), Order.OPTIMISTIC)
+    order = ordered(Order.OPTIMISTIC, seen, forecast_of(seen, [1000] * 6))
     assert order.tolist() == [3, 4, 2, 5]
 
 
@@ -220,14 +225,14 @@ def test_who_may_be_the_longest_goes_first_and_ten_percent_is_no_difference() ->
     forecast = forecast_of(seen, [1000] * 4)
     quantiles = np.array([[1, 900, 1001], [1, 800, 5000], [1, 990, 1000], [1, 100, 20_000]], float)
     forecast = replace(forecast, length=replace(forecast.length, remaining_tokens=quantiles))
-    assert admission_order(seen, forecast, Order.OPTIMISTIC).tolist() == [3, 1, 0, 2]
+    assert ordered(Order.OPTIMISTIC, seen, forecast).tolist() == [3, 1, 0, 2]
 
 
 def test_by_arrival_and_by_expected_length() -> None:
     seen = waiting(4, 1)
     forecast = forecast_of(seen, [10, 40, 20, 40])
-    assert admission_order(seen, forecast, Order.ARRIVAL).tolist() == [0, 1, 2, 3]
-    assert admission_order(seen, forecast, Order.LONGEST).tolist() == [1, 3, 2, 0]
+    assert ordered(Order.ARRIVAL, seen, forecast).tolist() == [0, 1, 2, 3]
+    assert ordered(Order.LONGEST, seen, forecast).tolist() == [1, 3, 2, 0]
 
 
 # on fewer replicas
@@ -261,7 +266,7 @@ def test_a_step_is_gathered_where_idle_replicas_speed_up_the_others() -> None:
 
 @pytest.mark.parametrize(
     "sharing", [Sharing(), shared(0.0), shared(-0.05), shared(0.3), shared(-0.5, FEWEST - 1)],
-    ids=["nothing learned", "nothing shared", "next to nothing", "the other way", "too few samples"],
+    ids=["nothing learned", "nothing shared", "next to nothing", "the other way", "too few"],
 )  # fmt: skip
 def test_nothing_is_gathered_where_that_is_not_known(sharing: Sharing) -> None:
     assert gather(sharing) is None

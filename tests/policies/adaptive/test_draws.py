@@ -91,9 +91,10 @@ def test_nothing_is_drawn_beyond_what_the_cap_leaves() -> None:
 
 def test_what_is_known_for_certain_is_drawn_as_it_is() -> None:
     seen = waiting(5)
-    np.testing.assert_allclose(drawn(seen, forecast_of(seen, [10, 20, 30, 40, 50])), 1.0 * np.tile(
-        [10, 20, 30, 40, 50], (COUNT, 1)
-    ))
+    np.testing.assert_allclose(
+        drawn(seen, forecast_of(seen, [10, 20, 30, 40, 50])),
+        1.0 * np.tile([10, 20, 30, 40, 50], (COUNT, 1)),
+    )
 
 
 def test_nothing_left_is_one_token() -> None:

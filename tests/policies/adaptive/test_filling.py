@@ -127,9 +127,7 @@ def test_neither_the_dead_nor_the_closed_get_anything(fill: str) -> None:
     load = Placed(model, rows).load(12)
     made: dict[str, Any] = {
         "fewest": lambda: by_fewest(model, rows, load, order),
-        "end": lambda: by_end(
-            model, rows, load, order, room, np.full(4, np.inf), np.ones(12)
-        ),
+        "end": lambda: by_end(model, rows, load, order, room, np.full(4, np.inf), np.ones(12)),
         "cuts": lambda: by_cuts(model, rows, load, order, np.flatnonzero(model.open), room),
     }
     assert set(made[fill]().tolist()) == {0, 3}

@@ -16,6 +16,7 @@ from support.observations import (
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Observation
+from steersman.policies.adaptive import relief as module
 from steersman.policies.adaptive.contexts import Contexts
 from steersman.policies.adaptive.outlook import Outlook
 from steersman.policies.adaptive.relief import Move, moves
@@ -92,17 +93,27 @@ def test_nothing_moves_that_is_not_movable() -> None:
     assert [move.row for move in found(FOUR_ON_ONE, forecast, movable=[2])] == [2]
 
 
-def test_nothing_moves_to_where_there_is_no_slot() -> None:
-    seen = running([0, 0, 0, 0, 1], 2, slots=1)
-    assert found(seen, forecast_of(seen, [1000] * 4 + [10], **SLOPE)) == []
+@pytest.mark.parametrize(("slots", "count"), [(1, 0), (2, 1), (3, 2)])
+def test_no_more_move_than_slots_are_free_there(slots: int, count: int) -> None:
+    """One that hardly has anything left takes one of them."""
+    seen = running([0, 0, 0, 0, 1], 2, slots=slots)
+    assert len(found(seen, forecast_of(seen, [1000] * 4 + [10], **SLOPE))) == count
 
 
-def test_nothing_moves_to_where_its_context_does_not_fit() -> None:
-    """Each holds 1100 tokens: one fits into 2000, and none into 1000."""
-    for capacity, count in ((1000.0, 0), (2000.0, 1), (0.0, 2)):
-        forecast = forecast_of(FOUR_ON_ONE, [1000] * 4, **SLOPE)
-        throughput = replace(forecast.throughput, kv_capacity_tokens=np.array([1e6, capacity]))
-        assert len(found(FOUR_ON_ONE, replace(forecast, throughput=throughput))) == count
+@pytest.mark.parametrize(("capacity", "count"), [(1000.0, 0), (2000.0, 1), (0.0, 2)])
+def test_no_more_move_than_contexts_fit_there(capacity: float, count: int) -> None:
+    """Each holds 1100 tokens: one fits into 2000, and none into 1000; 0 is not known."""
+    forecast = forecast_of(FOUR_ON_ONE, [100] * 4, **SLOPE, prefill_token_s=0.0)
+    throughput = replace(forecast.throughput, kv_capacity_tokens=np.array([1e6, capacity]))
+    assert len(found(FOUR_ON_ONE, replace(forecast, throughput=throughput))) == count
+
+
+@pytest.mark.parametrize(("error_s", "goes"), [(0.0, True), (0.6, True), (0.7, False)])
+def test_a_gain_must_exceed_one_and_a_half_of_its_standard_errors(
+    monkeypatch: pytest.MonkeyPatch, error_s: float, goes: bool
+) -> None:
+    monkeypatch.setattr(module, "best_move", lambda *_: (0, 1, 1.0, error_s, 0.1))
+    assert bool(found(FOUR_ON_ONE, forecast_of(FOUR_ON_ONE, [1000] * 4), most=1)) is goes
 
 
 def test_nothing_moves_to_or_from_the_dead() -> None:

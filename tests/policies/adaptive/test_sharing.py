@@ -25,8 +25,11 @@ class Engines:
     """Steps whose batches thin out at different times.  An iteration takes M + c b, M = 10 ms and
     c = 1 ms as forecast, times exp(gain * share of the others that are idle), and noise."""
 
-    def __init__(self, replicas: int, gain: float, seed: int = 0, off: float = 1.0) -> None:
-        self.gain, self.off, self.rng = gain, off, np.random.default_rng(seed)
+    def __init__(
+        self, replicas: int, gain: float, seed: int = 0, off: float = 1.0, fixed_s: float = 0.01
+    ) -> None:
+        self.gain, self.off, self.fixed_s = gain, off, fixed_s
+        self.rng = np.random.default_rng(seed)
         self.counters, self.now_s = np.zeros((4, replicas)), 0.0
 
     def run(self, sharing: Sharing, steps: int = 4, prompt: int = 0) -> None:
@@ -36,7 +39,7 @@ class Engines:
             while batch.any():
                 busy = batch > 0
                 idle = 1 - (busy.sum() - busy) / (replicas - 1)
-                tau = self.off * (0.01 + 0.001 * batch) * np.exp(self.gain * idle)
+                tau = self.off * (self.fixed_s + 0.001 * batch) * np.exp(self.gain * idle)
                 tau *= np.exp(self.rng.normal(0, 0.03, replicas))
                 n = np.where(busy, np.floor(TICK_S / tau), 0.0)
                 # a busy engine is busy all the time: the rest of an iteration comes along
@@ -82,6 +85,12 @@ def test_engines_that_share_nothing_are_found_to_share_nothing(seed: int) -> Non
 @pytest.mark.parametrize("off", [0.7, 1.4])
 def test_a_model_that_is_off_everywhere_is_not_sharing(off: float) -> None:
     assert learned(0.0, off=off).speed_up(1, 8) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("fixed_s", [0.006, 0.016])
+def test_a_model_that_is_off_where_batches_are_small_is_not_sharing(fixed_s: float) -> None:
+    """Tails run small batches, and others are idle then."""
+    assert learned(0.0, fixed_s=fixed_s).speed_up(1, 8) == pytest.approx(1.0, abs=0.05)
 
 
 def test_the_other_idle_replicas_are_what_counts() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 from support.observations import forecast_of, observation, replica_table, trajectory_table
 
-from steersman.controller.horizon.order import ordered
 from steersman.estimators.lifecycle import Phase
+from steersman.policies.adaptive.order import ordered
 from steersman.policies.adaptive.plans import Order
 
 QUEUED, RUNNING = Phase.QUEUED, Phase.RUNNING
