@@ -221,7 +221,7 @@ def test_the_last_groups_are_put_off_only_where_that_is_allowed() -> None:
 
 
 def test_an_unknown_word_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="'all'.* corrected"):
+    with pytest.raises(InvalidInputError, match=r"'all'.* corrected"):
         Adaptive(allow="all")  # type: ignore[arg-type]
     assert Adaptive.correctness is CorrectnessClass.MODIFIED
 
