@@ -21,8 +21,10 @@ _NORMAL_HAZARD = np.array(
 
 
 def normal_hazard(z: Floats) -> Floats:
-    """phi(z) / (1 - Phi(z)), interpolated; constant outside -8..12."""
-    return np.asarray(np.interp(z, _Z, _NORMAL_HAZARD))
+    """phi(z) / (1 - Phi(z)), interpolated; nothing below -8, z + 1 / z above 12 (to 1e-4): held
+    constant there, the likelihood of a far censored member would curve the wrong way."""
+    far = np.maximum(z, _Z[-1])
+    return np.asarray(np.where(z > _Z[-1], far + 1 / far, np.interp(z, _Z, _NORMAL_HAZARD)))
 
 
 @dataclass

@@ -201,6 +201,13 @@ class LocationModel:
         innovation = closed.pseudo - closed.prior.offset - self.present_level
         return np.asarray(innovation / np.sqrt(closed.prior.variance + closed.noise))
 
+    def _close_again(self, parts: list[_Closed]) -> None:
+        """With what is believed now."""
+        again = [self._closing(c.keys, c.features, c.members) for c in parts]
+        self._closed, self._closed_sums = [], (0.0, 0.0)
+        for closed in again:
+            self._keep(closed)
+
     def _keep(self, closed: _Closed) -> None:
         self._closed.append(closed)
         weight = 1 / (closed.prior.variance + closed.noise)
@@ -220,17 +227,15 @@ class LocationModel:
         """Learn from what has closed; `clock` is the weight version (or step) that begins."""
         elapsed = max(clock - self.clock, 0)
         if self._closed:
-            none = np.zeros(0)
-            before = self.level, self.within, self.between, self.visit
+            none, parts, level = np.zeros(0), self._closed, self.level
+            variances = self.within, self.between, self.visit
+            self._close_again([_merged(parts)])
             for _ in range(EM_ROUNDS):
-                self.level, present = before[0], self._level_now(none, none, none)
-                self.level = self.present_level = present
-                self._learn_variances(before[1:])
-                self.level = before[0]
-                again = [self._closing(c.keys, c.features, c.members) for c in self._closed]
-                self._closed, self._closed_sums = [], (0.0, 0.0)
-                for closed in again:
-                    self._keep(closed)
+                self.level = self.present_level = self._level_now(none, none, none)
+                self._learn_variances(variances)
+                self.level = level
+                self._close_again(self._closed)
+            self._close_again(parts)
             level = self._level_now(none, none, none)
             information = sum(float((1 / (c.prior.variance + c.noise)).sum()) for c in self._closed)
             self.level_variance = 1 / (1 / self.level_variance + information)
@@ -362,6 +367,29 @@ class LocationModel:
             return np.zeros(len(features))
         weights = np.linalg.solve(self._gram + RIDGE * np.eye(width), self._moment)
         return np.asarray(features @ weights)
+
+
+def _merged(parts: list[_Closed]) -> _Closed:
+    """As if they had closed together."""
+    first = np.cumsum([0, *(len(c.keys) for c in parts)])
+    prior, members = [c.prior for c in parts], [c.members for c in parts]
+    return _Closed(
+        np.concatenate([c.keys for c in parts]),
+        np.concatenate([c.features for c in parts]),
+        Prior(
+            *(
+                np.concatenate(column)
+                for column in zip(*(vars(p).values() for p in prior), strict=True)
+            )
+        ),
+        Members(
+            np.concatenate([m.group + at for m, at in zip(members, first, strict=False)]),
+            np.concatenate([m.log_amount for m in members]),
+            np.concatenate([m.censored for m in members]),
+        ),
+        np.concatenate([c.pseudo for c in parts]),
+        np.concatenate([c.noise for c in parts]),
+    )
 
 
 def _innovations(

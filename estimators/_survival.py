@@ -171,8 +171,8 @@ class Survival:
         )
 
     def doubt(self, keep: float) -> None:
-        """Keep this share of the evidence; several doubts within one weight version leave no less than
-        `LEAST_KEPT`, or the strongest of them."""
+        """Keep this share of the evidence; several doubts within one weight version leave at least
+        `LEAST_KEPT`, or what the strongest of them leaves."""
         before = self._kept
         self._kept = min(before, max(before * keep, min(LEAST_KEPT, keep)))
         keep = self._kept / before

@@ -35,6 +35,8 @@ class Model(NamedTuple):
     alive: Bools
     open: Bools
     """May get something."""
+    by_name: Ints
+    """Rows in the order of the replicas' names: ties do not depend on rows."""
 
 
 class Rows(NamedTuple):

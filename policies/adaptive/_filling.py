@@ -6,20 +6,30 @@ Each takes rows in an order and answers the replica of each; the load is brought
 import numba
 import numpy as np
 
-from steersman.policies.adaptive._ends import Load, add, end_with_s
+from steersman.policies.adaptive._ends import Load, add, end_with_s, one_end_s
 
 BISECTIONS = 12
 """Halvings of the interval that holds the common end: to a fourth of a thousandth."""
+TRIED = 16
+"""Replicas tried for one trajectory: those that end soonest without it."""
 HOPELESS_S = 1e9
 
 
 @numba.njit(cache=True)
+def place_all(model, rows, load, order, target):  # type: ignore[no-untyped-def]
+    """Bring a load up to date with an assignment; -1: nowhere."""
+    for at in range(len(order)):
+        if target[at] >= 0:
+            add(model, rows, load, order[at], target[at])
+
+
+@numba.njit(cache=True)
 def by_fewest(model, rows, load, order):  # type: ignore[no-untyped-def]
-    """Fewest in flight first, ties by row: what the trainer's default does, in expectation."""
+    """Fewest in flight first, ties by name: what the trainer's default does, in expectation."""
     target = np.full(len(order), -1)
     for at in range(len(order)):
         best = -1
-        for r in range(len(load.number)):
+        for r in model.by_name:
             if model.open[r] and (best < 0 or load.number[r] < load.number[best]):
                 best = r
         add(model, rows, load, order[at], best)
@@ -29,16 +39,21 @@ def by_fewest(model, rows, load, order):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def by_end(model, rows, load, order, room, memory, final):  # type: ignore[no-untyped-def]
-    """Where, with it there, the mean end is soonest (list scheduling, Graham 1969).
+    """Where, with it there, the mean end is soonest (list scheduling, Graham 1969), of the `TRIED`
+    that end soonest without it.
 
     `room` (r,) is counted down by trajectories and `memory` (r,) by their `final` (n,) contexts; a
     replica with any memory left takes one more, whatever its size.  -1 where there was no room.
     """
     target = np.full(len(order), -1)
+    mean_s = np.zeros(len(load.number))
+    for r in range(len(mean_s)):
+        mean_s[r] = _mean_end_s(model, load, r)
     for at in range(len(order)):
         i, best, best_s = order[at], -1, np.inf
-        for r in range(len(load.number)):
-            if not model.open[r] or room[r] <= 0 or memory[r] <= 0:
+        limit_s = _limit_s(model, mean_s, room, memory)
+        for r in model.by_name:
+            if not model.open[r] or room[r] <= 0 or memory[r] <= 0 or mean_s[r] > limit_s:
                 continue
             ends_s = end_with_s(model, rows, load, i, r)
             if ends_s < best_s:
@@ -46,10 +61,37 @@ def by_end(model, rows, load, order, room, memory, final):  # type: ignore[no-un
         if best < 0:
             break
         add(model, rows, load, i, best)
+        mean_s[best] = _mean_end_s(model, load, best)
         room[best] -= 1
         memory[best] -= final[i]
         target[at] = best
     return target
+
+
+@numba.njit(cache=True)
+def _mean_end_s(model, load, r):  # type: ignore[no-untyped-def]
+    total_s = 0.0
+    for s in range(load.longest.shape[0]):
+        total_s += one_end_s(
+            model, r, load.longest[s, r], load.total[s, r], load.area[s, r], load.extra_s[r]
+        )
+    return total_s / load.longest.shape[0]
+
+
+@numba.njit(cache=True)
+def _limit_s(model, mean_s, room, memory):  # type: ignore[no-untyped-def]
+    """An end that at least TRIED open replicas with room do not exceed."""
+    if len(mean_s) <= TRIED:
+        return np.inf
+    able = np.empty(len(mean_s))
+    count = 0
+    for r in range(len(mean_s)):
+        if model.open[r] and room[r] > 0 and memory[r] > 0:
+            able[count] = mean_s[r]
+            count += 1
+    if count <= TRIED:
+        return np.inf
+    return np.partition(able[:count], TRIED - 1)[TRIED - 1]
 
 
 @numba.njit(cache=True)

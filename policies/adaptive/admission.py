@@ -26,8 +26,8 @@ import numpy as np
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import NO_ROW, Floats, Ints, Observation
-from steersman.policies.adaptive._ends import Load
-from steersman.policies.adaptive._filling import by_cuts, by_end, by_fewest
+from steersman.policies.adaptive._ends import Model
+from steersman.policies.adaptive._filling import by_cuts, by_end, by_fewest, place_all
 from steersman.policies.adaptive.order import ordered
 from steersman.policies.adaptive.outlook import Outlook, free_slots
 from steersman.policies.adaptive.plans import Plan
@@ -36,6 +36,8 @@ from steersman.policies.adaptive.sharing import Sharing
 GATHER_MARGIN = 0.1
 """Share of the expected end by which gathering must be better than the best plan for all replicas:
 that they share anything is learned from tails, and half a fleet idles if it is wrong."""
+CUTTING = 24
+"""Passes over what waits that cutting takes: doublings and bisections."""
 MOST_WAITING = 2
 """Requests in an engine's own queue above which it gets no more: it has less room than slots."""
 DEFAULT, LONGEST, CUT = "default", "longest first", "cut by length"
@@ -73,25 +75,30 @@ def assignments(
     observation: Observation, forecast: Forecast, outlook: Outlook
 ) -> dict[str, Assignment]:
     """By name, the default first."""
-    queued, able = observation.queued, np.flatnonzero(outlook.model.open)
+    queued = observation.queued
     mean, group = forecast.length.mean_remaining_tokens, observation.trajectories.group_row
     longest_first = queued[np.lexsort((queued, group[queued], -mean[queued]))]
-    model, rows, n = outlook.model, outlook.rows, len(queued)
-    fastest_first = able[np.argsort(model.fixed_s[able], kind="stable")]
+    model, n = outlook.model, len(queued)
+    fastest_first = _fastest_first(model)
     room = np.full(len(model.fixed_s), n)
     no_bound = np.full(len(room), np.inf)
     made: dict[str, Assignment] = {}
 
-    def add(name: str, order: Ints, load: Load, target: Ints) -> None:
+    def add(name: str, order: Ints, target: Ints) -> None:
+        load = outlook.load.copy()
+        place_all(model, outlook.rows, load, order, target)
         made[name] = Assignment(name, order, target, float(outlook.last_s(load).mean()))
 
-    load = outlook.load.copy()
-    add(DEFAULT, queued, load, by_fewest(model, rows, load, queued))
-    load = outlook.load.copy()
-    target = by_end(model, rows, load, longest_first, room.copy(), no_bound, outlook.final)
-    add(LONGEST, longest_first, load, target)
-    load = outlook.load.copy()
-    add(CUT, longest_first, load, by_cuts(model, rows, load, longest_first, fastest_first, room))
+    thin = outlook.thinned(n * len(fastest_first))
+    load = thin.load.copy()
+    add(DEFAULT, queued, by_fewest(model, thin.rows, load, queued))
+    load = thin.load.copy()
+    target = by_end(model, thin.rows, load, longest_first, room.copy(), no_bound, outlook.final)
+    add(LONGEST, longest_first, target)
+    thin = outlook.thinned(n * CUTTING)
+    load = thin.load.copy()
+    cut = by_cuts(model, thin.rows, load, longest_first, fastest_first, room)
+    add(CUT, longest_first, cut)
     return made
 
 
@@ -99,14 +106,14 @@ def gathered(
     observation: Observation, forecast: Forecast, outlook: Outlook, sharing: Sharing, end_s: float
 ) -> tuple[Outlook, Assignment] | None:
     """The best plan on half, a quarter ... of the replicas, the fastest, if it beats `end_s`."""
-    able = np.flatnonzero(outlook.model.open)
-    fastest_first = able[np.argsort(outlook.model.fixed_s[able], kind="stable")]
+    fastest_first = _fastest_first(outlook.model)
     best: tuple[Outlook, Assignment] | None = None
-    active = len(able) // 2
+    living = len(fastest_first)
+    active = living // 2
     while active >= 1:
         chosen = np.zeros(len(outlook.model.open), dtype=np.bool_)
         chosen[fastest_first[:active]] = True
-        faster = outlook.only(chosen, sharing.speed_up(active, len(able)))
+        faster = outlook.only(chosen, sharing.speed_up(active, living))
         plan = min(assignments(observation, forecast, faster).values(), key=lambda p: p.end_s)
         if plan.end_s < (1 - GATHER_MARGIN) * end_s:
             best, end_s = (faster, plan), plan.end_s / (1 - GATHER_MARGIN)
@@ -129,3 +136,9 @@ def held(
     target = by_end(outlook.model, outlook.rows, load, order, room, memory, outlook.final)
     placed = target >= 0
     return order[placed], np.asarray(target[placed])
+
+
+def _fastest_first(model: Model) -> Ints:
+    """Rows of the open replicas; ties by name."""
+    able = model.by_name[model.open[model.by_name]]
+    return np.asarray(able[np.argsort(model.fixed_s[able], kind="stable")])

@@ -14,6 +14,8 @@ from steersman.policies.adaptive.draws import scenarios
 DRAWS, FEWEST, MOST = 80_000, 8, 32
 """Lengths drawn per tick, and scenarios that this makes: 32 up to 2,500 trajectories, 8 for 10,000,
 whose replicas are averages over a hundred anyway."""
+TRIALS = 1_500_000
+"""Ends computed for one plan, at most, unless two scenarios are more: some 20 ms."""
 FASTEST_ITERATION_S = 1e-6
 
 
@@ -50,6 +52,27 @@ class Outlook:
         mean = forecast.length.mean_remaining_tokens
         return cls(_model(observation, forecast), rows, load, context + contexts.growth * mean)
 
+    def thinned(self, trials: int) -> "Outlook":
+        """With so few scenarios that `trials` of a row on a replica stay affordable."""
+        scenarios = self.rows.length.shape[0]
+        most = max(2, TRIALS // max(trials, 1) // 2 * 2)
+        if scenarios <= most:
+            return self
+        half, first = scenarios // 2, np.arange(most // 2)
+        chosen = np.concatenate((first, half + first))  # antithetic pairs
+        r, load = self.rows, self.load
+        rows = r._replace(
+            length=np.ascontiguousarray(r.length[chosen]),
+            chain=np.ascontiguousarray(r.chain[chosen]),
+        )
+        fewer = load._replace(
+            longest=load.longest[chosen],
+            second=load.second[chosen],
+            total=load.total[chosen],
+            area=load.area[chosen],
+        )
+        return replace(self, rows=rows, load=fewer)
+
     def only(self, open_: Bools, speed_up: float) -> "Outlook":
         """With nothing new for other replicas, and all times multiplied: others' idleness helps."""
         m = self.model
@@ -71,13 +94,15 @@ def _model(observation: Observation, forecast: Forecast) -> Model:
     f, r = forecast.throughput, observation.replicas
     return Model(
         fixed_s=np.maximum(f.fixed_s, FASTEST_ITERATION_S),
-        sequence_s=f.sequence_s,
-        token_s=f.token_s,
-        prefill_token_s=f.prefill_token_s,
+        # slices of a table: strided, for which everything would be compiled again
+        sequence_s=np.ascontiguousarray(f.sequence_s),
+        token_s=np.ascontiguousarray(f.token_s),
+        prefill_token_s=np.ascontiguousarray(f.prefill_token_s),
         slots=np.maximum(r.max_num_seqs, 1).astype(np.float64),
         capacity=np.where(f.kv_capacity_tokens > 0, f.kv_capacity_tokens, np.inf),
         alive=r.alive,
         open=r.alive,
+        by_name=np.argsort(r.name_rank),
     )
 
 

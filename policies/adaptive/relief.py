@@ -61,9 +61,10 @@ def moves(
     load, extra_s = outlook.load, outlook.load.extra_s.copy()
     for _ in range(most):
         ends: Floats = end_s(outlook.model, load)
-        source = int(np.bincount(ends.argmax(axis=1), minlength=len(alive)).argmax())
+        source = _last(ends, outlook.model.by_name)
         candidates = _candidates(movable[here[movable] == source], mean)
-        targets = _targets(ends.mean(axis=0), source, np.flatnonzero(room > 0))
+        able = outlook.model.by_name[room[outlook.model.by_name] > 0]
+        targets = _targets(ends.mean(axis=0), source, able)
         if not len(candidates) or not len(targets):
             break
         handover_s = forecast.throughput.handover_s
@@ -84,6 +85,12 @@ def moves(
     return found
 
 
+def _last(ends: Floats, by_name: Ints) -> int:
+    """The replica that is last in most scenarios; ties by name."""
+    last = np.bincount(ends[:, by_name].argmax(axis=1), minlength=len(by_name))
+    return int(by_name[last.argmax()])
+
+
 def _candidates(rows: Ints, mean: Floats) -> Ints:
     """The longest, and others evenly over the rest."""
     order = rows[np.lexsort((rows, -mean[rows]))]
@@ -96,4 +103,4 @@ def _candidates(rows: Ints, mean: Floats) -> Ints:
 def _targets(mean_end_s: Floats, source: int, able: Ints) -> Ints:
     """Those that would end soonest, before the source."""
     able = able[(able != source) & (mean_end_s[able] < mean_end_s[source])]
-    return np.asarray(able[np.lexsort((able, mean_end_s[able]))][:TARGETS])
+    return able[np.argsort(mean_end_s[able], kind="stable")][:TARGETS]

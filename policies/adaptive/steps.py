@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Floats, Ints, Observation
 from steersman.policies.adaptive._ends import Model, Rows, end_s, loads
 from steersman.policies.adaptive._filling import by_fewest
@@ -51,7 +52,10 @@ class StepBook:
         if new:
             self.step, self.started_s = observation.trainer.step, observation.now_s
             self._length, self._prompt, self._group = [], [], []
-        self.seen_s = observation.now_s
+        idle = (Phase.ENDED, Phase.PARKED)
+        works = not np.isin(observation.trajectories.phase, idle).all()
+        if new or len(observation.ended) or works:  # a trainer that trains is not rolling out
+            self.seen_s = observation.now_s
         return closed
 
     def _add(self, observation: Observation) -> None:

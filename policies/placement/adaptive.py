@@ -21,7 +21,8 @@ speed than they have (`adaptive.pace`), are not used: what waits goes by arrival
 *Allow* says what may happen to samples.  "exact": only placing and moving.  "corrected": besides,
 the latest groups of a step may be put off to the next (`_deferral`), where newer weights write
 their rest.  "modified": besides, stragglers of groups that will hardly teach anything are cancelled
-at random, with known probabilities and weights (`adaptive.sparing`).
+at random, with known probabilities and weights (`adaptive.sparing`).  Correctness class: modified
+at most; as allowed by default, exact.
 
 A stream wants whole groups soon and fresh: groups begin by AReaL's staleness budget
 (`staleness_admission`), and nothing is moved.
@@ -35,13 +36,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 
 from steersman.estimators.errors import UnknownNameError
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass
-from steersman.estimators.observation import Ints, Objective, Observation
+from steersman.estimators.observation import Advice, Ints, Objective, Observation
 from steersman.policies.adaptive import arms, steps
+from steersman.policies.adaptive._warm import warm
 from steersman.policies.adaptive.admission import (
     DEFAULT,
     GATHER_MARGIN,
@@ -116,6 +119,8 @@ class Adaptive:
     _sparing: Sparing = field(default_factory=Sparing, init=False)
     _open: tuple[str, ...] = field(default=(), init=False)
     """Replicas that the step is gathered on; empty: all."""
+    _advised: str = field(default=USUAL.name, init=False)
+    """Plan of this step for what is held."""
     _step_groups: int = field(default=0, init=False)
     """Most groups of this step seen at once."""
     _book: StepBook = field(default_factory=StepBook, init=False)
@@ -131,6 +136,7 @@ class Adaptive:
                 raise UnknownNameError(name, getattr(self, name), known)
         if self.stack != LEARNED:
             self._arm = self.stack
+        warm()
         self._bandit = StackBandit(
             tuple(arms.ARMS),
             features=steps.FEATURES,
@@ -156,7 +162,8 @@ class Adaptive:
         if not observation.replicas.alive.any():
             return []
         if observation.trainer.objective is Objective.STREAM:
-            return self._stream.decide(observation, forecast, rng)
+            chosen = self._stream.decide(observation, forecast, rng)
+            return [msgspec.structs.replace(decision, policy=NAME) for decision in chosen]
         self._contexts.learn(observation)
         trusted = self._trust.follow(observation, forecast)
         trusted &= self._pace.follow(observation, forecast)
@@ -193,7 +200,7 @@ class Adaptive:
         before, context = self._book.step, np.array(self._book.context)
         log_cost = self._book.follow(observation, outlook.model, self._contexts)
         if self._book.step != before:
-            self._open, self._step_groups = (), 0
+            self._open, self._step_groups, self._advised = (), 0, USUAL.name
         here = int((observation.groups.step == observation.trainer.step).sum())
         self._step_groups = max(self._step_groups, here, observation.trainer.groups_wanted)
         if self.stack != LEARNED or self._book.step == before:
@@ -256,18 +263,23 @@ class Adaptive:
 
     def _plan(self, observation: Observation) -> Plan:
         """What looking ahead has found best for this step, or the usual."""
-        advice = observation.advice
         if not self.hold:
             return PLANS[0]
-        if advice is None or advice.step != observation.trainer.step or self._has_tools():
-            return USUAL
+        advice = observation.advice
+        if advice is not None and advice.step == observation.trainer.step:
+            self._advised = self._best(advice)
+        advised = next(plan for plan in PLANS if plan.name == self._advised)
+        return USUAL if self._has_tools() else advised
+
+    def _best(self, advice: Advice) -> str:
+        """The plan that is better than the usual by more than the margin and the draws' doubt."""
         mean = dict(zip(advice.plans, advice.mean_s.tolist(), strict=True))
         error = dict(zip(advice.plans, advice.error_s.tolist(), strict=True))
         self._weighed = mean
-        best = min((plan for plan in PLANS if plan.name in mean), key=lambda p: mean[p.name])
-        gain_s = mean[USUAL.name] - mean[best.name]
-        doubt_s = 2.0 * max(error[best.name], error[USUAL.name])
-        return best if gain_s > max(self.margin * mean[USUAL.name], doubt_s) else USUAL
+        best = min((plan.name for plan in PLANS if plan.name in mean), key=lambda name: mean[name])
+        gain_s = mean[USUAL.name] - mean[best]
+        doubt_s = 2.0 * max(error[best], error[USUAL.name])
+        return best if gain_s > max(self.margin * mean[USUAL.name], doubt_s) else USUAL.name
 
     def _has_tools(self) -> bool:
         """The simulator is not told of tools' waits and answers: its advice is not for agents."""
@@ -346,6 +358,7 @@ class Adaptive:
             "sharing": self._sharing.state_dict(),
             "sparing": self._sparing.state_dict(),
             "open": list(self._open),
+            "advised": self._advised,
             "step_groups": self._step_groups,
             "book": self._book.state_dict(),
             "bandit": self._bandit.state_dict(),
@@ -363,9 +376,10 @@ class Adaptive:
         self._sharing = Sharing.from_state(state["sharing"])
         self._sparing = Sparing.from_state(state["sparing"])
         self._open, self._step_groups = tuple(state["open"]), int(state["step_groups"])
+        self._advised = state["advised"]
         self._book = StepBook.from_state(state["book"])
         self._bandit.load_state_dict(state["bandit"])
-        self._arm = state["arm"]
+        self._arm = state["arm"] if self.stack == LEARNED else self.stack
         self._stream.load_state_dict(state["stream"])
         self._drafts.load_state_dict(state["drafts"])
 

@@ -149,7 +149,6 @@ def test_advice_that_says_nothing_changes_nothing(advice: Advice) -> None:
     assert reason_of(decisions).startswith(USUAL.name)
 
 
-@pytest.mark.xfail(reason="each advice is seen in one tick, and the policy does not keep it")
 def test_advice_holds_until_the_next() -> None:
     policy = Adaptive()
     decide(policy, waiting(64, slots=4, advice=advised("hold 1x")), WEAK_TAIL)

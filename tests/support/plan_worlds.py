@@ -24,7 +24,8 @@ def model_of(replicas: int, **columns: Sequence[float] | float) -> Model:
     full = {n: np.broadcast_to(columns.get(n, v), replicas).astype(float) for n, v in usual.items()}
     alive = np.broadcast_to(columns.get("alive", True), replicas).astype(bool)
     open_ = np.broadcast_to(columns.get("open", alive), replicas).astype(bool)
-    return Model(**full, alive=alive, open=open_)
+    by_name = np.asarray(columns.get("by_name", np.arange(replicas)), dtype=np.int64)
+    return Model(**full, alive=alive, open=open_, by_name=by_name)
 
 
 def rows_of(
@@ -63,6 +64,7 @@ def random_model(rng: np.random.Generator, replicas: int, all_open: bool = False
         prefill_token_s=rng.uniform(0.0, 1e-3, replicas),
         slots=rng.integers(1, 20, replicas),
         capacity=np.where(rng.random(replicas) < 0.5, np.inf, rng.uniform(5e3, 5e4, replicas)),
+        by_name=rng.permutation(replicas),
         alive=everywhere if all_open else alive,
         open=everywhere if all_open else open_,
     )

@@ -40,7 +40,6 @@ def test_the_whole_planner_is_played_until_something_is_known() -> None:
         learner.learn(FULL, context, 0.05)
 
 
-@pytest.mark.xfail(reason="the doubt of 'admit' and 'move' is too small to be overcome so soon")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planner_that_makes_steps_longer_is_given_up(seed: int) -> None:
     """The default costs nothing, and all else 30 % more."""

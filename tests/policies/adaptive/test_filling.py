@@ -27,7 +27,8 @@ def test_by_fewest_leaves_as_many_on_each_as_the_trainers_default_does(seed: int
     before = load.number.copy()
     target = by_fewest(placed.model, placed.rows, load, rest)
     open_ = np.flatnonzero(placed.model.open)
-    expected = fewest_first(before.copy(), open_, len(rest), lambda row, n: float(row))
+    rank = np.argsort(placed.model.by_name)
+    expected = fewest_first(before.copy(), open_, len(rest), lambda row, n: float(rank[row]))
     assert target.tolist() == expected
     assert load.number.tolist() == (before + np.bincount(target, minlength=len(before))).tolist()
 

@@ -86,7 +86,6 @@ def test_who_waits_for_tools_is_expected_to() -> None:
     assert found == pytest.approx(0.0)
 
 
-@pytest.mark.xfail(reason="the book takes the last tick of a step for its end, not the last work")
 def test_the_time_in_which_the_trainer_trains_is_not_the_steps() -> None:
     """A live loop ticks on while nothing is unfinished."""
     idle = [at(0, 20.0 + tick, unfinished=0) for tick in range(50)]
