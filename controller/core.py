@@ -28,12 +28,13 @@ from steersman.estimators.observation import Observation
 from steersman.policies.contract import (
     Drafting,
     Explains,
+    Learns,
     PlacementPolicy,
     Policy,
     SpeculationPolicy,
     StoppingPolicy,
 )
-from steersman.policies.decision import Decision, DraftDecision
+from steersman.policies.decision import Decision, DraftDecision, StackChoice
 from steersman.policies.speculation.unchanged import Unchanged
 
 
@@ -47,6 +48,8 @@ class Verdict:
     forecast: Forecast
     alternatives: Mapping[str, float]
     """What the placement policy compared, by name: predicted seconds to the end of the step."""
+    stack: StackChoice | None
+    """What it chose for the step that begins."""
 
 
 Part = TypeVar("Part")
@@ -138,7 +141,8 @@ class Controller:
         decisions, dropped = guard(observation, proposed, self.config.guard)
         drafts = feasible(observation, self._drafts(observation, forecast, rng))
         weighed = stack.placement.alternatives() if isinstance(stack.placement, Explains) else {}
-        return Verdict(decisions, dropped, drafts, forecast, dict(weighed))
+        stack_choice = stack.placement.chosen() if isinstance(stack.placement, Learns) else None
+        return Verdict(decisions, dropped, drafts, forecast, dict(weighed), stack_choice)
 
     def health(self) -> dict[str, dict[str, float]]:
         """How good the estimators' past answers were: section, metric, value (NaN: unknown)."""

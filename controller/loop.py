@@ -147,7 +147,7 @@ class ControlLoop:
                 continue
             self._horizon.look(observation, verdict.forecast)
             enforced = self.state is LoopState.ENFORCING
-            self._record(verdict, observation.tick, enforced)
+            self._record(verdict, observation, enforced)
             self._record_health(verdict, observation.trainer.step)
             if enforced:
                 self._apply(verdict.decisions, observation.tick)
@@ -237,7 +237,14 @@ class ControlLoop:
                 )
             )
 
-    def _record(self, verdict: Verdict, tick: int, enforced: bool) -> None:
+    def _record(self, verdict: Verdict, observation: Observation, enforced: bool) -> None:
+        tick = observation.tick
+        if verdict.stack is not None:
+            self._trace.write(
+                records.StackChosen(
+                    t_s=self._ledger.now_s(), step=observation.trainer.step, choice=verdict.stack
+                )
+            )
         if verdict.alternatives and (verdict.decisions or verdict.dropped):
             self._trace.write(
                 records.AlternativesWeighed(

@@ -20,10 +20,11 @@ from steersman.estimators.errors import InvalidInputError
 if TYPE_CHECKING:
     from steersman.examples.paired import Setting, Work
 
-NEITHER, MOVE = "tail_planner,defer_share=0,max_moves=0", "tail_planner,defer_share=0"
-DEFER, BOTH = "tail_planner,defer_share=0.25,max_moves=0", "tail_planner,defer_share=0.25"
-POLICIES = ["sticky_least_inflight", NEITHER, MOVE, DEFER, BOTH]
-"""The default rule, then a policy with none, each and both of its two actions on the tail."""
+LATE = "allow=corrected,defer_share=0.4"
+PLAN, DEFER = "adaptive,stack=full", f"adaptive,stack=move,max_moves=0,{LATE}"
+POLICIES = ["sticky_least_inflight", PLAN, DEFER, f"adaptive,stack=full,{LATE}"]
+"""The default rule, then what ours adds to it: where things run, putting the last groups off, and
+both."""
 TIER = "live A/B"
 
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[,KEY=VALUE...]",
         help="a setting, repeatable; the first is what the others are compared with.  A KEY is an "
         "option of the policy, or of the configuration, such as tick_s or guard.max_deferrals "
-        "(default: sticky_least_inflight, then tail_planner with none, each, both of its actions)",
+        "(default: sticky_least_inflight, then adaptive that plans where, puts off, and does both)",
     )
     parser.add_argument("--steps", type=int, default=8, help="steps per block (8)")
     parser.add_argument("--blocks", type=int, default=6, help="blocks that are counted (6)")

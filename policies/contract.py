@@ -16,7 +16,8 @@ Class variables that a policy may have:
 A placement policy of a trainer that asks for more groups than a batch needs also has
 `groups_to_ask` (`Oversampling`); one that also decides what replicas draft has `draft`
 (`Drafting`); one that compares plans and can tell what it thought of them has `alternatives`
-(`Explains`); one that wants plans compared beside the ticks has `plans` (`LooksAhead`).
+(`Explains`); one that wants plans compared beside the ticks has `plans` (`LooksAhead`); one that
+chooses by step what may act has `chosen` (`Learns`).
 
 Who stops by a coin (probability 1 - q, in [0.05, 0.95]) decides STOP with propensity 1 - q where it
 fell so, and CONTINUE with propensity q for those it spared, in the tick of the throw and once only:
@@ -35,7 +36,7 @@ from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.estimators.observation import Ints, Observation
 from steersman.policies.adaptive.plans import Plan
-from steersman.policies.decision import Decision, DraftDecision
+from steersman.policies.decision import Decision, DraftDecision, StackChoice
 from steersman.policies.prompting import FinishedGroups, PromptChoice, PromptRequest, Selection
 
 
@@ -122,6 +123,23 @@ class LooksAhead(Protocol):
     @property
     def plans(self) -> tuple[Plan, ...]:
         """To compare from now on, the first being what the others are compared to; empty: none."""
+
+
+@runtime_checkable
+class Graded(Protocol):
+    """A policy whose options say what it may do to samples; `correctness` is for the defaults."""
+
+    @classmethod
+    def correctness_with(cls, options: Mapping[str, Any]) -> CorrectnessClass:
+        """With these options, which are valid."""
+
+
+@runtime_checkable
+class Learns(Protocol):
+    """A placement policy that chooses by step what may act."""
+
+    def chosen(self) -> StackChoice | None:
+        """What the last `decide` chose; None: the step's choice stands."""
 
 
 class StoppingPolicy(Policy, Protocol):

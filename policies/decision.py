@@ -67,6 +67,17 @@ class DraftDecision(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class StackChoice(msgspec.Struct, frozen=True, gc=False):
+    """Which mechanisms may act in a step, chosen by a policy that learns over steps."""
+
+    stack: str
+    propensity: float
+    """Probability, in (0, 1], with which it was chosen."""
+    reason: str
+    expected: dict[str, float]
+    """By stack: believed log of a step's time over the default's."""
+
+
 def place(
     observation: Observation, row: int, replica_row: int, policy: str, reason: str
 ) -> Decision:

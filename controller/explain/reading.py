@@ -29,6 +29,7 @@ from steersman.controller.trace.records import (
     PhaseChanged,
     Record,
     RunStarted,
+    StackChosen,
     StepStarted,
     TrajectoryEnded,
     TrajectoryQueued,
@@ -61,7 +62,7 @@ class _Reading:
         self._selection, self._limit = selection, limit
         self._story = Story()
         self._pattern = patterns(())
-        self._mode, self._step = "", -1
+        self._mode, self._step, self._stack = "", -1, ""
         self._steps: list[int] = []
         self._where: dict[int, str] = {}
         """Replica by trajectory, of all that were queued; empty: none."""
@@ -114,6 +115,11 @@ class _Reading:
         )
 
     @take.register
+    def _(self, record: StackChosen) -> None:
+        choice = record.choice
+        self._stack = f"{choice.stack}, with probability {choice.propensity:.2g}: {choice.reason}"
+
+    @take.register
     def _(self, record: AlternativesWeighed) -> None:
         self._weighed = record
 
@@ -122,7 +128,7 @@ class _Reading:
         told = self._told(record.t_s, record.tick, record.decision)
         if told is None:
             return
-        told.mode, told.enforced = record.mode, record.enforced
+        told.mode, told.enforced, told.stack = record.mode, record.enforced, self._stack
         if record.enforced == (record.mode == "enforcing"):
             self._attach_alternatives(told)  # else somebody else took it, who weighed nothing
         counted = self._count_of(told)

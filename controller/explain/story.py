@@ -66,6 +66,8 @@ class Explained:
     """An `OutcomeKind`; empty: none is recorded."""
     alternatives: dict[str, float | None] = field(default_factory=dict)
     """What was weighed in that tick: predicted seconds to the end of the step."""
+    stack: str = ""
+    """What might act in its step, and why; empty: nobody chose."""
     fate: Fate | None = None
     """None: the trajectory had not ended when the trace did."""
 

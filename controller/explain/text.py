@@ -52,6 +52,8 @@ def decision_lines(told: Explained) -> Iterator[str]:
     )
     if told.alternatives:
         yield f"    weighed    {_alternatives(told.alternatives)}"
+    if told.stack:
+        yield f"    stack      {told.stack}"
     yield f"    became     {_became(told)}"
     yield f"    then       {_then(told.t_s, told.fate)}"
 

@@ -14,7 +14,7 @@ from steersman.controller.plugins import build, load, names
 from steersman.controller.tournament.spelling import Spelling, policy_of
 from steersman.estimators.errors import InvalidInputError, UnknownNameError
 from steersman.estimators.lifecycle import CorrectnessClass
-from steersman.policies.contract import Oversampling, Policy
+from steersman.policies.contract import Graded, Oversampling, Policy
 
 SECTIONS = {
     "placement": "policies.placement",
@@ -91,7 +91,7 @@ def entry(section: str, text: str) -> Entry:
     one = Entry(
         section=section,
         name=spelling.label,
-        correctness=_correctness(section, name),
+        correctness=_correctness(section, name, spelling.options),
         oversamples=False,
         policy=name,
         options=spelling.options,
@@ -99,11 +99,12 @@ def entry(section: str, text: str) -> Entry:
     )
     config = one.config()
     _check(one, config, spelling.parts)
-    stack = {s: getattr(config, s).name for s in SECTIONS if s in KINDS}
-    placement = load(SECTIONS["placement"], stack["placement"])
+    stack = {s: getattr(config, s) for s in SECTIONS if s in KINDS}
+    placement = load(SECTIONS["placement"], stack["placement"].name)
+    classes = [_correctness(s, part.name, part.options) for s, part in stack.items()]
     return replace(
         one,
-        correctness=max(one.correctness, *(_correctness(*part) for part in stack.items())),
+        correctness=max(one.correctness, *classes),
         oversamples=section != "prompts" and issubclass(placement, Oversampling),
     )
 
@@ -117,11 +118,11 @@ def _check(one: Entry, config: Config, parts: Sequence[str]) -> None:
         build(KINDS[part], chosen.name, chosen.options)
 
 
-def _correctness(section: str, name: str) -> CorrectnessClass:
+def _correctness(section: str, name: str, options: Mapping[str, Any]) -> CorrectnessClass:
     policy = cast(type[Policy], load(SECTIONS[section], name))
     if not isinstance(getattr(policy, "correctness", None), CorrectnessClass):
         raise InvalidInputError(
             f"policy {name!r} does not say what it does to samples; valid: a class variable "
             "`correctness` that is a CorrectnessClass"
         )
-    return policy.correctness
+    return policy.correctness_with(options) if issubclass(policy, Graded) else policy.correctness

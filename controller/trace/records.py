@@ -20,7 +20,7 @@ from steersman.controller.trace.observed import (
     record_to_observation,
 )
 from steersman.mechanisms.fleet import ReplicaInfo, ReplicaStats, VersionSpan
-from steersman.policies.decision import Decision
+from steersman.policies.decision import Decision, StackChoice
 
 __all__ = ["ObservationRecorded", "observation_to_record", "record_to_observation"]
 
@@ -292,6 +292,13 @@ class AlternativesWeighed(Base, frozen=True, kw_only=True):
     """By name: predicted seconds to the end of the step.  None: no end in sight."""
 
 
+class StackChosen(Base, frozen=True, kw_only=True):
+    """What may act in a step; written before the first decisions in it."""
+
+    step: int
+    choice: StackChoice
+
+
 class Outcome(Base, frozen=True, kw_only=True):
     """What became of an enforced decision."""
 
@@ -328,6 +335,7 @@ Record = (
     | DecisionTaken
     | DecisionDropped
     | AlternativesWeighed
+    | StackChosen
     | Outcome
     | ObservationRecorded
 )

@@ -4,12 +4,13 @@ What is put off is not lost: it is written in the next step, beside others, wher
 share of a batch (c) and not a whole iteration (M).  So once no more groups are open than may be put
 off, the step could end now:
 
-    gain = mean over scenarios of when the last replica would end
+    gain = mean over scenarios of when the last replica would end, less when it would without them
     cost = c and k times the remaining tokens, and the prefill of everything written, over the fleet
 
-and it is worth it when gain > cost * `WORTH` + `least_gain_s`.  All that is open goes or nothing:
-one group that stays makes the step wait as long.  Groups are put off whole, each at most once, and
-only where the lag bound lets newer weights write the rest: correctness class "corrected".
+and it is worth it when gain > cost * `WORTH` + `least_gain_s`.  All that may be put off goes, or
+nothing: one group more that stays makes the step wait as long.  Groups are put off whole, each at
+most once, and only where the lag bound lets newer weights write the rest: correctness class
+"corrected".  What was put off before, or may not be, is waited for.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import Ints, Observation
+from steersman.estimators.observation import NO_ROW, Ints, Observation
+from steersman.policies.adaptive._ends import loads
 from steersman.policies.adaptive.outlook import Outlook
 from steersman.policies.placement._lag import may_go_on
 
@@ -55,14 +57,27 @@ def putting_off(
     if not len(groups) or len(groups) + len(parked) > share * step_groups:
         return None
     able = (t.phase[waits] == Phase.RUNNING) & (t.deferred[waits] < MOST_DEFERRALS)
-    if not (able & may_go_on(observation)[waits]).all():
+    able &= may_go_on(observation)[waits]
+    stuck = np.zeros(len(observation.groups), dtype=np.bool_)
+    stuck[t.group_row[waits[~able]]] = True
+    rows = waits[~stuck[t.group_row[waits]]]
+    if not len(rows):
         return None
-    gain_s = float(outlook.last_s(outlook.load).mean())
-    f, here = forecast.throughput, t.replica_row[waits]
-    left, context = forecast.length.mean_remaining_tokens[waits], outlook.rows.context[waits]
+    gain_s = _gain_s(observation, outlook, rows)
+    f, here = forecast.throughput, t.replica_row[rows]
+    left, context = forecast.length.mean_remaining_tokens[rows], outlook.rows.context[rows]
     work_s = f.sequence_s[here] * left + f.token_s[here] * left * (context + 0.5 * left)
     work_s += f.prefill_token_s[here] * context
     cost_s = float(work_s.sum()) / max(int(observation.replicas.alive.sum()), 1)
     if gain_s <= WORTH * cost_s + least_gain_s:
         return None
-    return PuttingOff(waits, len(groups), gain_s, cost_s)
+    return PuttingOff(rows, len(np.unique(t.group_row[rows])), gain_s, cost_s)
+
+
+def _gain_s(observation: Observation, outlook: Outlook, rows: Ints) -> float:
+    """Mean over the scenarios of how much sooner the last replica ends without `rows`."""
+    t = observation.trajectories
+    here = np.where(t.phase != Phase.ENDED, observation.destination_row, NO_ROW)
+    here[rows] = NO_ROW
+    rest = loads(outlook.rows, here, len(observation.replicas), len(observation.groups))
+    return float((outlook.last_s(outlook.load) - outlook.last_s(rest)).mean())

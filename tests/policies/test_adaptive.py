@@ -245,7 +245,7 @@ def test_forecasts_that_are_doubted_are_not_used(doubted: str) -> None:
 
 
 def gathering() -> Adaptive:
-    policy = Adaptive()
+    policy = Adaptive(gather=True)
     policy._sharing.gain = -0.6
     policy._sharing._gram[0, 0] = 10 * FEWEST
     return policy
@@ -446,3 +446,17 @@ def test_a_stream_is_replayed_to_its_end() -> None:
     options = Options(inflight_groups=6, batch_groups=3)
     result = replay(workload, FleetPlan(PROFILE, 2), config, options)
     assert sum(step.finished for step in result.steps) == workload.trajectories
+
+
+def test_what_may_act_is_told_once_a_step_with_its_probability() -> None:
+    policy, told = Adaptive(), []
+
+    def look(_: object) -> None:
+        if (choice := policy.chosen()) is not None:
+            told.append(choice)
+
+    workload = made_up(replace(STRONG_TAIL, steps=3, groups=4), seed=0)
+    steered(workload, FOUR, steered_by(policy), after_tick=look)
+    assert len(told) == 3
+    assert all(choice.stack in ARMS and 0 < choice.propensity <= 1 for choice in told)
+    assert all(choice.reason and choice.expected["default"] == 0.0 for choice in told)

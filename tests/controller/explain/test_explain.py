@@ -13,7 +13,7 @@ from steersman.controller.explain.text import decision_lines, summary_lines
 from steersman.controller.trace import records as rec
 from steersman.estimators.errors import InvalidInputError
 from steersman.mechanisms.fleet import ReplicaInfo
-from steersman.policies.decision import Action, Decision
+from steersman.policies.decision import Action, Decision, StackChoice
 
 RUN = list(SyntheticRun(steps=3, groups=3, size=4).records())
 TAKEN = [record for record in RUN if isinstance(record, rec.DecisionTaken)]
@@ -157,6 +157,12 @@ def test_the_alternatives_of_its_tick_are_told_from_the_best() -> None:
 
 def test_alternatives_of_another_tick_are_not_told() -> None:
     assert only(weighed(default=1.0), taken(tick=5)).alternatives == {}
+
+
+def test_what_might_act_in_its_step_is_told() -> None:
+    choice = StackChoice("full", 0.96, "full is believed 6 % faster", {"default": 0.0})
+    one = only(rec.StackChosen(t_s=0.5, step=0, choice=choice), taken())
+    assert "stack      full, with probability 0.96: full is believed 6 % faster" in text(one)
 
 
 def test_in_shadow_the_controller_has_weighed_and_the_default_has_not() -> None:
