@@ -222,7 +222,13 @@ def test_the_last_groups_are_put_off_only_where_that_is_allowed() -> None:
 def test_an_unknown_word_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"'all'.* corrected"):
         Adaptive(allow="all")  # type: ignore[arg-type]
-    assert Adaptive.correctness is CorrectnessClass.MODIFIED
+
+
+def test_what_it_may_do_to_samples_is_what_its_options_allow() -> None:
+    assert Adaptive.correctness is CorrectnessClass.EXACT
+    for allow in ("exact", "corrected", "modified"):
+        assert Adaptive.correctness_with({"allow": allow}).name.lower() == allow
+    assert Adaptive.correctness_with({}) is CorrectnessClass.EXACT
 
 
 # what is doubted is not used
