@@ -226,8 +226,9 @@ class LocationModel:
     def commit(self, clock: int) -> None:
         """Learn from what has closed; `clock` is the weight version (or step) that begins."""
         elapsed = max(clock - self.clock, 0)
-        if self._closed:
-            none, parts, level = np.zeros(0), self._closed, self.level
+        parts = [closed for closed in self._closed if len(closed.keys)]
+        if parts:
+            none, level = np.zeros(0), self.level
             variances = self.within, self.between, self.visit
             self._close_again([_merged(parts)])
             for _ in range(EM_ROUNDS):
@@ -242,8 +243,8 @@ class LocationModel:
             self.level = self.present_level = level
             for closed in self._closed:
                 self._learn_prompts(closed, self._squared_residuals(closed))
-            self._closed, self._closed_sums = [], (0.0, 0.0)
             self.commits += 1
+        self._closed, self._closed_sums = [], (0.0, 0.0)
         self.level_variance = min(self.level_variance + LEVEL_DRIFT * elapsed, LEVEL_VARIANCE)
         self.clock = max(clock, self.clock)
         self.prompts.evict()
@@ -370,12 +371,15 @@ class LocationModel:
 
 
 def _merged(parts: list[_Closed]) -> _Closed:
-    """As if they had closed together."""
+    """As if they had closed together; of prompts with fewer features, the others are 0."""
+    width = max(c.features.shape[1] for c in parts)
     first = np.cumsum([0, *(len(c.keys) for c in parts)])
     prior, members = [c.prior for c in parts], [c.members for c in parts]
     return _Closed(
         np.concatenate([c.keys for c in parts]),
-        np.concatenate([c.features for c in parts]),
+        np.concatenate(
+            [np.pad(c.features, ((0, 0), (0, width - c.features.shape[1]))) for c in parts]
+        ),
         Prior(
             *(
                 np.concatenate(column)
