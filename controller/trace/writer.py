@@ -6,9 +6,10 @@ A record is encoded at once and written with the next batch: after `FLUSH_S` or 
 
 import logging
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 
 from steersman.controller.trace.records import Record
 from steersman.estimators.errors import InvalidInputError
@@ -34,7 +35,7 @@ class TraceWriter:
         """What was written, if it is kept in memory; else empty."""
         self.failure = ""
         self._buffer = bytearray()
-        self._encode_into = msgspec.json.Encoder().encode_into
+        self._encode_into = msgspec.json.Encoder(enc_hook=_plain).encode_into
         self._flushed_s = 0.0
         self._file: BinaryIO | None = None if self.path is None else _new_file(self.path)
 
@@ -89,6 +90,13 @@ class NoTrace(TraceWriter):
 
     def write(self, record: Record) -> None:
         """Nothing is kept."""
+
+
+def _plain(value: Any) -> Any:
+    """A policy's numpy scalar as a number: a decision that holds one must not end the steering."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a record holds a {type(value).__name__}, which JSON does not know")
 
 
 def _new_file(path: Path) -> BinaryIO:

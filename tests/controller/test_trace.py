@@ -129,7 +129,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "complaint"), [(np.int64(7), TypeError), ("\ud800", UnicodeEncodeError)]
+    ("number", "complaint"), [(object(), TypeError), ("\ud800", UnicodeEncodeError)]
 )
 def test_a_record_that_cannot_be_encoded_leaves_nothing_of_itself_in_the_trace(
     tmp_path: Path, number: Any, complaint: type[Exception]
@@ -148,6 +148,19 @@ def test_a_record_that_cannot_be_encoded_leaves_nothing_of_itself_in_the_trace(
     writer.write(RUN[1])
     writer.close()
     assert list(read(tmp_path / "run.jsonl")) == RUN[:2]
+
+
+def test_a_numpy_scalar_in_a_decision_is_written_as_a_number(tmp_path: Path) -> None:
+    said: Any = {"trajectory_id": np.int64(7), "gain_s": np.float64(1.5)}
+    decision = Decision(action=Action.STOP, policy="test", reason="because", **said)
+    taken = rec.DecisionTaken(t_s=0.0, tick=1, decision=decision, enforced=True, mode="enforcing")
+    writer = TraceWriter(tmp_path / "run.jsonl")
+    writer.write(RUN[0])
+    writer.write(taken)
+    writer.close()
+    _, read_back = read(tmp_path / "run.jsonl")
+    assert isinstance(read_back, rec.DecisionTaken)
+    assert (read_back.decision.trajectory_id, read_back.decision.gain_s) == (7, 1.5)
 
 
 def test_a_closed_trace_ignores_late_records(tmp_path: Path) -> None:
