@@ -45,6 +45,7 @@ from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.estimators.observation import Advice, Ints, Objective, Observation
 from steersman.policies.adaptive import arms, steps
 from steersman.policies.adaptive._warm import warm
+from steersman.policies.adaptive.acts import coin_fell, deferrals, migration, placements
 from steersman.policies.adaptive.admission import (
     DEFAULT,
     GATHER_MARGIN,
@@ -59,13 +60,13 @@ from steersman.policies.adaptive.outlook import Outlook
 from steersman.policies.adaptive.pace import Pace
 from steersman.policies.adaptive.plans import HELD, PLANS, Order, Plan
 from steersman.policies.adaptive.putting_off import putting_off
-from steersman.policies.adaptive.relief import Move, moves
+from steersman.policies.adaptive.relief import moves
 from steersman.policies.adaptive.sharing import Sharing
-from steersman.policies.adaptive.sparing import Coin, Sparing
+from steersman.policies.adaptive.sparing import Sparing
 from steersman.policies.adaptive.steps import StepBook
 from steersman.policies.adaptive.trust import Trust
 from steersman.policies.contract import PlacementPolicy, Range
-from steersman.policies.decision import Action, Decision, DraftDecision, StackChoice, place
+from steersman.policies.decision import Decision, DraftDecision, StackChoice
 from steersman.policies.placement._homes import Homes
 from steersman.policies.placement.staleness_admission import StalenessAdmission
 from steersman.policies.placement.sticky_least_inflight import home_or_fewest
@@ -260,7 +261,7 @@ class Adaptive:
             if self._open or best.end_s < (1 - self.margin) * made[DEFAULT].end_s:
                 gain_s = made[DEFAULT].end_s - best.end_s
                 reason = f"{best.name}: the step would end {gain_s:.1f} s before the default's"
-                return _placements(observation, best.rows, best.target, reason)
+                return placements(observation, best.rows, best.target, NAME, reason)
         return home_or_fewest(observation, homes, rng, NAME)
 
     def _gather(self, observation: Observation, forecast: Forecast, outlook: Outlook) -> Outlook:
@@ -312,7 +313,7 @@ class Adaptive:
             plan = Plan(plan.name, True, Order.ARRIVAL, plan.promise)
         rows, target = held(observation, forecast, outlook, plan)
         reason = f"{plan.name}, {plan.order.value} first: a slot is free where the end is soonest"
-        return _placements(observation, rows, target, reason)
+        return placements(observation, rows, target, NAME, reason)
 
     def _move(
         self, observation: Observation, forecast: Forecast, outlook: Outlook
@@ -324,7 +325,7 @@ class Adaptive:
             now_s = float(outlook.last_s(outlook.load).mean())
             after_s = now_s - sum(move.gain_s for move in found)
             self._weighed = {"nothing moved": now_s, f"{len(found)} moved": after_s}
-        return [_migration(observation, move) for move in found]
+        return [migration(observation, move, NAME) for move in found]
 
     def _spare(
         self,
@@ -337,7 +338,7 @@ class Adaptive:
             return []
         groups, least_s = self._step_groups, self.least_gain_s
         coins = self._sparing.throw(observation, forecast, outlook, rng, groups, least_s)
-        return [_coin(observation, coin) for coin in coins]
+        return [coin_fell(observation, coin, NAME) for coin in coins]
 
     def _put_off(
         self, observation: Observation, forecast: Forecast, outlook: Outlook
@@ -350,18 +351,7 @@ class Adaptive:
         if found is None:
             return []
         self._weighed = {"waiting for all": found.gain_s, "putting off": found.cost_s}
-        reason = (
-            f"{found.groups} of the step's {self._step_groups} groups would hold it up for"
-            f" {found.gain_s:.1f} s; in the next step they cost {found.cost_s:.1f} s"
-        )
-        ids = observation.trajectories.trajectory_id
-        return [
-            Decision(
-                int(ids[row]), Action.DEFER, NAME, reason, gain_s=found.gain_s,
-                cost_s=found.cost_s, row=row,
-            )
-            for row in found.rows.tolist()
-        ]  # fmt: skip
+        return deferrals(observation, found, self._step_groups, NAME)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything learned or remembered."""
@@ -397,43 +387,6 @@ class Adaptive:
         self._arm = state["arm"] if self.stack == LEARNED else self.stack
         self._stream.load_state_dict(state["stream"])
         self._drafts.load_state_dict(state["drafts"])
-
-
-def _placements(observation: Observation, rows: Ints, target: Ints, reason: str) -> list[Decision]:
-    return [
-        place(observation, row, to, NAME, reason)
-        for row, to in zip(rows.tolist(), target.tolist(), strict=True)
-        if to >= 0
-    ]
-
-
-def _migration(observation: Observation, move: Move) -> Decision:
-    replicas = observation.replicas
-    names, pools = replicas.names, replicas.pools
-    elsewhere = pools[move.source] != pools[move.target]
-    return Decision(
-        int(observation.trajectories.trajectory_id[move.row]),
-        Action.ISOLATE if elsewhere else Action.MIGRATE,
-        NAME,
-        f"{names[move.source]} would end {move.behind_s:.1f} s after the mean replica; moving this"
-        f" one to {names[move.target]} costs {move.cost_s:.1f} s and saves {move.gain_s:.1f} s",
-        names[move.target],
-        gain_s=move.gain_s,
-        cost_s=move.cost_s,
-        row=move.row,
-    )
-
-
-def _coin(observation: Observation, coin: Coin) -> Decision:
-    return Decision(
-        int(observation.trajectories.trajectory_id[coin.row]),
-        Action.CONTINUE if coin.keep else Action.STOP,
-        NAME,
-        coin.reason,
-        propensity=coin.propensity,
-        gain_s=coin.gain_s,
-        row=coin.row,
-    )
 
 
 PLUGIN: type[PlacementPolicy] = Adaptive
