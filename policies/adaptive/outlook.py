@@ -14,8 +14,8 @@ from steersman.policies.adaptive.draws import scenarios
 DRAWS, FEWEST, MOST = 80_000, 8, 32
 """Lengths drawn per tick, and scenarios that this makes: 32 up to 2,500 trajectories, 8 for 10,000,
 whose replicas are averages over a hundred anyway."""
-TRIALS = 1_500_000
-"""Ends computed for one plan, at most, unless two scenarios are more: some 20 ms."""
+TRIALS = 500_000
+"""Ends computed for one plan, at most, unless two scenarios are more: some 10 ms."""
 FASTEST_ITERATION_S = 1e-6
 
 
