@@ -91,7 +91,7 @@ def entry(section: str, text: str) -> Entry:
     one = Entry(
         section=section,
         name=spelling.label,
-        correctness=_correctness(section, name, spelling.options),
+        correctness=CorrectnessClass.EXACT,  # until its options have been checked
         oversamples=False,
         policy=name,
         options=spelling.options,
@@ -104,7 +104,7 @@ def entry(section: str, text: str) -> Entry:
     classes = [_correctness(s, part.name, part.options) for s, part in stack.items()]
     return replace(
         one,
-        correctness=max(one.correctness, *classes),
+        correctness=max(_correctness(section, name, spelling.options), *classes),
         oversamples=section != "prompts" and issubclass(placement, Oversampling),
     )
 

@@ -127,3 +127,9 @@ def test_the_same_policy_plays_another_game_without_an_estimator_of_siblings() -
         for one in entries(["tail_planner", "tail_planner,length.use_siblings=false"])[1:]
     ]
     assert seconds[0] != seconds[1]
+
+
+def test_options_are_checked_before_they_are_asked_for_their_class() -> None:
+    with pytest.raises(InvalidInputError, match="'allow' of adaptive is 'all'"):
+        entry("placement", "adaptive,allow=all")
+    assert entry("placement", "adaptive,allow=corrected").correctness is CorrectnessClass.CORRECTED
