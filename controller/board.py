@@ -15,6 +15,7 @@ from steersman.controller.groups import GroupState
 from steersman.controller.results import Prompt
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import (
+    AS_REPLICA,
     NO_ROW,
     NO_VERSION,
     EndedTable,
@@ -101,6 +102,7 @@ class Board:
             restarts=restarts,
             turns=0,
             oldest_weight_version=NO_VERSION,
+            draft_tokens=AS_REPLICA,
             **dict.fromkeys(STREAMED, np.nan),
         )
 
@@ -157,7 +159,7 @@ class Board:
     def tables(
         self, running: Iterable[tuple[int, Execution]]
     ) -> tuple[TrajectoryTable, GroupTable]:
-        """Copies for an observation; `running` are the rows whose tokens may have grown.
+        """Copies for an observation; `running` are the rows whose figures may have changed.
 
         Groups that are complete but not delivered yet are left out: nothing can be decided there.
         """
@@ -168,9 +170,10 @@ class Board:
             features=_matrix([self._features[row] for row in order.tolist()], np.float64),
         )
         columns = self._trajectories
-        generated = columns["generated_tokens"]
+        generated, drafted = columns["generated_tokens"], columns["draft_tokens"]
         for row, execution in running:
             generated[row] = execution.generated_tokens
+            drafted[row] = execution.draft_tokens
         order = columns.order()
         group_row = np.searchsorted(group_table.group_id, columns["group"][order])
         known = group_row < len(group_table)

@@ -27,6 +27,7 @@ from steersman.estimators.forecast import Forecast
 from steersman.estimators.observation import Observation
 from steersman.policies.contract import (
     Drafting,
+    Drafts,
     Explains,
     Learns,
     PlacementPolicy,
@@ -138,8 +139,10 @@ class Controller:
         stack = self._stack
         proposed = stack.placement.decide(observation, forecast, rng)
         proposed += stack.stopping.decide(observation, forecast, rng)
+        told = self._drafts(observation, forecast, rng)
+        proposed += [d for d in told if isinstance(d, Decision)]
         decisions, dropped = guard(observation, proposed, self.config.guard)
-        drafts = feasible(observation, self._drafts(observation, forecast, rng))
+        drafts = feasible(observation, [d for d in told if isinstance(d, DraftDecision)])
         weighed = stack.placement.alternatives() if isinstance(stack.placement, Explains) else {}
         stack_choice = stack.placement.chosen() if isinstance(stack.placement, Learns) else None
         return Verdict(decisions, dropped, drafts, forecast, dict(weighed), stack_choice)
@@ -159,7 +162,7 @@ class Controller:
 
     def _drafts(
         self, observation: Observation, forecast: Forecast, rng: np.random.Generator
-    ) -> list[DraftDecision]:
+    ) -> Drafts:
         """The placement policy may decide jointly, unless somebody was chosen for it."""
         placement, speculation = self._stack.placement, self._stack.speculation
         if isinstance(placement, Drafting) and isinstance(speculation, Unchanged):

@@ -17,7 +17,13 @@ import numpy as np
 
 from steersman.controller.config import GuardConfig
 from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import NO_VERSION, Objective, Observation
+from steersman.estimators.observation import (
+    AS_REPLICA,
+    NO_VERSION,
+    ONLY_AS_REPLICA,
+    Objective,
+    Observation,
+)
 from steersman.policies.decision import Action, Decision, DraftDecision
 
 COIN = (Action.STOP, Action.CONTINUE)
@@ -29,9 +35,11 @@ PRECEDENCE = (
     (Action.ISOLATE,),
     (Action.MIGRATE,),
     (Action.PLACE,),
+    (Action.SPECULATE,),
 )
 """An action that ends work makes any action that moves it pointless, so it is heard first.  So is
-the other side of its coin: whoever was spared can be moved a tick later."""
+the other side of its coin: whoever was spared can be moved a tick later.  What is drafted for whom
+follows from where it runs, so it comes last."""
 LEAST_SIDE = 0.05
 """Probability of the rarer side of a coin: a throw makes no weight larger than 20."""
 
@@ -43,6 +51,7 @@ LEGAL_PHASES = {
     Action.ISOLATE: (Phase.RUNNING,),
     Action.MIGRATE: (Phase.RUNNING,),
     Action.PLACE: (Phase.QUEUED,),
+    Action.SPECULATE: (Phase.RUNNING,),
 }
 TARGETED = frozenset({Action.PLACE, Action.MIGRATE, Action.ISOLATE})
 CROSSING = frozenset({Action.MIGRATE, Action.ISOLATE})
@@ -125,6 +134,8 @@ class _Check:
             return f"it is {Phase(self._phase[row]).name.lower()}"
         if decision.action in COIN and (objection := _coin_objection(decision)):
             return objection
+        if decision.action is Action.SPECULATE:
+            return self._draft_objection(decision, row)
         if decision.action in TARGETED and not self._alive.get(decision.replica, False):
             return f"replica {decision.replica!r} is not alive"
         if decision.action in CROSSING and self._age_s[decision.replica] > self._max_age_s:
@@ -169,6 +180,16 @@ class _Check:
         if lag > trainer.max_lag:
             return f"the next step would resume it at lag {lag}; the bound is {trainer.max_lag}"
         return ""
+
+    def _draft_objection(self, decision: Decision, row: int) -> str:
+        t, replicas = self._observation.trajectories, self._observation.replicas
+        tokens = decision.draft_tokens
+        if t.draft_tokens[row] == ONLY_AS_REPLICA:
+            return "single trajectories cannot be told what to draft here"
+        most = int(replicas.max_draft_tokens[t.replica_row[row]])
+        if not AS_REPLICA <= tokens <= most:
+            return f"its replica can draft 0 to {most} tokens, not {tokens}"
+        return "it does already" if tokens == t.draft_tokens[row] else ""
 
     def _row(self, decision: Decision) -> int:
         row = decision.row

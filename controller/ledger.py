@@ -274,6 +274,8 @@ class Ledger:
                 prompt_token_ids=prompt_token_ids,
                 max_new_tokens=group.max_new_tokens,
                 sampling=group.sampling_of(slot, redraw),
+                prompt_key=group.prompt.key,
+                group_id=group.group_id,
             ),
             fleet=self.fleet,
             listener=self,

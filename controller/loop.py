@@ -120,11 +120,15 @@ class ControlLoop:
 
     async def _watch(self, steering: asyncio.Task[None]) -> str:
         """Why the steering task cannot be relied on any more."""
-        self._pulse_s = self._ledger.now_s()
-        allowed_s = self.config.decide_timeout_s + self.config.tick_s
+        self._pulse_s = felt_s = seen_s = self._ledger.now_s()
+        allowed_s, silent_s = self.config.decide_timeout_s + self.config.tick_s, 0.0
         while not steering.done():
             await asyncio.wait({steering}, timeout=WATCH_S)
-            silent_s = self._ledger.now_s() - self._pulse_s
+            before_s, seen_s = seen_s, self._ledger.now_s()
+            # a trainer that blocks the event loop silences us both: that is nobody's fault
+            silent_s += min(seen_s - before_s, 2 * WATCH_S)
+            if self._pulse_s != felt_s:
+                felt_s, silent_s = self._pulse_s, 0.0
             if not steering.done() and silent_s > allowed_s:
                 return f"the steering task has been silent for {silent_s:.2f} s"
         if steering.cancelled():
@@ -150,6 +154,8 @@ class ControlLoop:
             self._record(verdict, observation, enforced)
             self._record_health(verdict, observation.trainer.step)
             if enforced:
+                for draft in verdict.drafts:
+                    self._ledger.fleet.draft(draft.replica, draft.draft_tokens)
                 self._apply(verdict.decisions, observation.tick)
                 self._keep_alive()
             else:
@@ -249,6 +255,12 @@ class ControlLoop:
             self._trace.write(
                 records.AlternativesWeighed(
                     t_s=self._ledger.now_s(), tick=tick, seconds=_finite(verdict.alternatives)
+                )
+            )
+        for draft in verdict.drafts:
+            self._trace.write(
+                records.DraftTaken(
+                    t_s=self._ledger.now_s(), tick=tick, decision=draft, enforced=enforced
                 )
             )
         for decision in verdict.decisions:

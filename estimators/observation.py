@@ -26,6 +26,10 @@ Bools = NDArray[np.bool_]
 
 NO_ROW = -1
 """In `*_row` columns: not on any replica, or no target."""
+AS_REPLICA = -1
+"""In `draft_tokens` of a trajectory: what its replica drafts."""
+ONLY_AS_REPLICA = -2
+"""The same where single trajectories cannot be told anything else, as in replays."""
 NO_VERSION = -1
 """In `oldest_weight_version`: no token has been written yet."""
 
@@ -121,6 +125,8 @@ class TrajectoryTable:
     since the last observation; NaN where none was, or log-probabilities are not streamed."""
     repeated_share: Floats
     """Share of its last tokens that repeat what it wrote before, 0..1; NaN where nobody looks."""
+    draft_tokens: Ints
+    """Tokens drafted for it per iteration, `AS_REPLICA`, or `ONLY_AS_REPLICA`."""
 
     def __len__(self) -> int:
         return len(self.trajectory_id)

@@ -19,6 +19,7 @@ from typing import Protocol
 import msgspec
 
 from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase, check_transition
+from steersman.estimators.observation import AS_REPLICA
 from steersman.mechanisms.fleet import (
     Attempt,
     AttemptEnd,
@@ -52,6 +53,8 @@ class TrajectorySpec:
     max_new_tokens: int
     sampling: Sampling
     priority: int = 0
+    prompt_key: int = 0
+    group_id: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class Execution:
     failures: int = 0
     started_version: int | None = None
     """Weight version of its replica when its present attempt began."""
+    draft_tokens: int = AS_REPLICA
+    """Tokens drafted for it per iteration, wherever it runs."""
     detail: str = ""
     """The last engine error, for a person."""
     attempt: Attempt | None = None
@@ -164,6 +169,14 @@ class Execution:
         self.weight *= factor
         self.correctness = max(self.correctness, CorrectnessClass.MODIFIED)
 
+    def speculate(self, draft_tokens: int) -> bool:
+        """Draft so many tokens for it from now on.  False: it does not run."""
+        if self.phase is not Phase.RUNNING or self.attempt is None:
+            return False
+        self.draft_tokens = draft_tokens
+        self.fleet.speculate(self.attempt, draft_tokens)
+        return True
+
     def resume(self, why: str) -> bool:
         """Bring a parked trajectory back to the queue."""
         if self.phase is not Phase.PARKED:
@@ -191,6 +204,9 @@ class Execution:
             max_tokens=spec.max_new_tokens - len(self.tokens),
             sampling=attempt_sampling(spec.sampling, number),
             priority=spec.priority,
+            prompt_key=spec.prompt_key,
+            group_id=spec.group_id,
+            draft_tokens=self.draft_tokens,
         )
         self.started_version = self.fleet.stats(replica).weight_version
         self.attempt = self.fleet.start(replica, request)

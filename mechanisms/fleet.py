@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from steersman.estimators.observation import AS_REPLICA
+
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to sample; the fields of vLLM's SamplingParams that survive a migration unchanged.
@@ -69,6 +71,11 @@ class AttemptRequest:
     sampling: Sampling
     priority: int = 0
     """Lower is served first, where the engine schedules by priority."""
+    prompt_key: int = 0
+    """`Prompt.key`, by which drafts are found; so is the next one."""
+    group_id: int = -1
+    draft_tokens: int = AS_REPLICA
+    """Tokens drafted for it per iteration, or `AS_REPLICA`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,9 @@ class ReplicaStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By draft position; empty without speculation."""
     accepted_at: list[int] = []
     draft_tokens: int = 0
+    draft_classes: dict[str, list[int]] = {}
+    """By where drafts came from: drafts verified, tokens drafted, tokens accepted, since the
+    start."""
     iterations: int = 0
     busy_s: float = 0.0
     sequences_run: float = 0.0
@@ -184,6 +194,13 @@ class Fleet(Protocol):
 
     def abort(self, attempt: Attempt) -> None:
         """Ask for the attempt's end; it arrives through `attempt` (maybe with another reason)."""
+
+    def draft(self, replica: str, draft_tokens: int) -> None:
+        """Draft so many tokens per sequence and iteration there, at most `max_draft_tokens`; what
+        has a number of its own keeps it.  Never waits and never raises."""
+
+    def speculate(self, attempt: Attempt, draft_tokens: int) -> None:
+        """Draft so many for this attempt alone, from now on; `AS_REPLICA`: as its replica."""
 
     async def update_weights(
         self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()

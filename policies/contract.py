@@ -26,7 +26,7 @@ again, or not at all, makes them biased.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -38,6 +38,9 @@ from steersman.estimators.observation import Ints, Observation
 from steersman.policies.adaptive.plans import Plan
 from steersman.policies.decision import Decision, DraftDecision, StackChoice
 from steersman.policies.prompting import FinishedGroups, PromptChoice, PromptRequest, Selection
+
+Drafts = Sequence[DraftDecision | Decision]
+"""Of replicas, and of trajectories that shall differ from theirs."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,11 @@ class Oversampling(Protocol):
 
 @runtime_checkable
 class Drafting(Protocol):
-    """A placement policy that also decides how many tokens each replica drafts."""
+    """A placement policy that also decides how many tokens are drafted."""
 
     def draft(
         self, observation: Observation, forecast: Forecast, rng: np.random.Generator
-    ) -> list[DraftDecision]:
+    ) -> Drafts:
         """As `SpeculationPolicy.decide`, after `decide` of the same tick; asked where the
         configuration leaves drafting alone (`unchanged`): a policy chosen for it has the word."""
 
@@ -152,12 +155,13 @@ class StoppingPolicy(Policy, Protocol):
 
 
 class SpeculationPolicy(Policy, Protocol):
-    """Decides how many tokens each replica drafts ahead of verifying them."""
+    """Decides how many tokens are drafted ahead of verifying them."""
 
     def decide(
         self, observation: Observation, forecast: Forecast, rng: np.random.Generator
-    ) -> list[DraftDecision]:
-        """Changes for this tick, at most one per replica; one without goes on as it is."""
+    ) -> Drafts:
+        """Changes for this tick, at most one per replica and one (`SPECULATE`) per trajectory; who
+        is without goes on as it is."""
 
 
 class PromptPolicy(Policy, Protocol):

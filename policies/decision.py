@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from steersman.estimators.observation import Observation
+from steersman.estimators.observation import AS_REPLICA, Observation
 
 
 class Action(StrEnum):
@@ -27,6 +27,7 @@ class Action(StrEnum):
     RESTART = "restart"
     """End it and draw a fresh sample of the same prompt in its stead."""
     SPECULATE = "speculate"
+    """Draft a number of its own for it from now on."""
     DEFER = "defer"
     """Park the partial tokens; a later step resumes them, on newer weights."""
     STOP = "stop"
@@ -55,10 +56,13 @@ class Decision(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Predicted cost of carrying it out, seconds."""
     row: int = -1
     """Row in the observation it was taken on (not part of its meaning; -1: look it up)."""
+    draft_tokens: int = AS_REPLICA
+    """Of speculate: tokens per iteration, or `AS_REPLICA`."""
 
 
 class DraftDecision(msgspec.Struct, frozen=True, gc=False):
-    """How many tokens a replica drafts per sequence from now on."""
+    """How many tokens a replica drafts from now on for each of its sequences that has no number of
+    its own."""
 
     replica: str
     draft_tokens: int

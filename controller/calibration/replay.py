@@ -17,6 +17,7 @@ from steersman.controller.calibration.steps import Step
 from steersman.estimators.contract import LengthEstimator
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import (
+    AS_REPLICA,
     Bools,
     EndedTable,
     Floats,
@@ -125,6 +126,7 @@ class StepWorld:
             oldest_weight_version=zeros + self.number,
             regret=np.full(len(rows), np.nan),
             repeated_share=np.full(len(rows), np.nan),
+            draft_tokens=zeros + AS_REPLICA,
         )
 
     def _groups(self, rows: Ints, ended: Bools) -> GroupTable:

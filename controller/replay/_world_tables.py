@@ -7,6 +7,7 @@ from steersman.controller.replay._drafting import Drafting
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.workload import NOT_TOLD
 from steersman.estimators.observation import (
+    ONLY_AS_REPLICA,
     Bools,
     EndedTable,
     Floats,
@@ -44,6 +45,7 @@ def trajectory_table(books: Books, rows: Ints, group_row: Ints) -> TrajectoryTab
         oldest_weight_version=i["version"][rows],
         regret=_regret(books, rows),
         repeated_share=_repeated_share(books, rows),
+        draft_tokens=np.full(len(rows), ONLY_AS_REPLICA),
     )
 
 

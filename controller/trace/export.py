@@ -34,17 +34,15 @@ def to_parquet(path: Path | str, folder: Path | str) -> list[Path]:
 def _row(record: msgspec.Struct) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in msgspec.structs.asdict(record).items():
-        if isinstance(value, msgspec.Struct):
-            row.update(msgspec.structs.asdict(value))
-        elif isinstance(value, _PLAIN) or (
-            isinstance(value, list) and all(isinstance(item, _PLAIN) for item in value)
-        ):
-            row[name] = value
-        else:
-            row[name] = msgspec.json.encode(value).decode()
-    return row
+        nested = isinstance(value, msgspec.Struct)
+        row.update(msgspec.structs.asdict(value) if nested else {name: value})
+    return {name: value if _is_plain(value) else _json(value) for name, value in row.items()}
 
 
 def _is_plain(value: object) -> bool:
     items = value if isinstance(value, list) else [value]
     return all(isinstance(item, _PLAIN) for item in items)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

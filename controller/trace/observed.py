@@ -12,6 +12,7 @@ import numpy as np
 
 from steersman.controller.trace._record import Base
 from steersman.estimators.observation import (
+    AS_REPLICA,
     Advice,
     EndedTable,
     GroupTable,
@@ -23,7 +24,10 @@ from steersman.estimators.observation import (
 )
 
 TWO_DIMENSIONAL = ("features", "drafted_at", "accepted_at")
-ADDED = {"regret": "nan", "repeated_share": "nan", "draft_tokens": 0, "max_draft_tokens": 0}
+ADDED: dict[type, dict[str, Any]] = {
+    TrajectoryTable: {"regret": "nan", "repeated_share": "nan", "draft_tokens": AS_REPLICA},
+    ReplicaTable: {"draft_tokens": 0, "max_draft_tokens": 0},
+}
 """Columns that the first traces do not have, and what they would have said."""
 Column = list[Any]
 """Numbers or texts, or lists of them where the array has two dimensions."""
@@ -123,7 +127,7 @@ def _texts(values: Column) -> Column:
 def _arrays(table: type, columns: dict[str, Column]) -> dict[str, Any]:
     hints = get_type_hints(table)
     rows = len(next(iter(columns.values()), []))
-    added = {name: [value] * rows for name, value in ADDED.items() if name in hints}
+    added = {name: [value] * rows for name, value in ADDED.get(table, {}).items()}
     return {name: _restored(name, c, hints[name]) for name, c in {**added, **columns}.items()}
 
 

@@ -20,7 +20,7 @@ from steersman.controller.trace.observed import (
     record_to_observation,
 )
 from steersman.mechanisms.fleet import ReplicaInfo, ReplicaStats, VersionSpan
-from steersman.policies.decision import Decision, StackChoice
+from steersman.policies.decision import Decision, DraftDecision, StackChoice
 
 __all__ = ["ObservationRecorded", "observation_to_record", "record_to_observation"]
 
@@ -284,6 +284,15 @@ class DecisionDropped(Base, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "decision", plain)
 
 
+class DraftTaken(Base, frozen=True, kw_only=True):
+    """What a replica shall draft from now on; written before it is told."""
+
+    tick: int
+    decision: DraftDecision
+    enforced: bool
+    """False: only recorded."""
+
+
 class AlternativesWeighed(Base, frozen=True, kw_only=True):
     """What the placement policy compared before it decided; written before its decisions."""
 
@@ -334,6 +343,7 @@ Record = (
     | ReplicaReport
     | DecisionTaken
     | DecisionDropped
+    | DraftTaken
     | AlternativesWeighed
     | StackChosen
     | Outcome

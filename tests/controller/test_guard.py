@@ -10,7 +10,13 @@ from support.observations import observation, replica_table, trajectory_table
 from steersman.controller.config import GuardConfig
 from steersman.controller.guard import guard
 from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import NO_ROW, Observation, TrainerSignal
+from steersman.estimators.observation import (
+    AS_REPLICA,
+    NO_ROW,
+    ONLY_AS_REPLICA,
+    Observation,
+    TrainerSignal,
+)
 from steersman.policies.decision import Action, Decision
 
 NOW_S = 100.0
@@ -188,3 +194,43 @@ def test_of_two_coins_on_one_trajectory_the_first_counts_and_only_once() -> None
         for second in (Action.STOP, Action.CONTINUE):
             both = (decision(side, seen, propensity=0.5) for side in (first, second))
             assert verdict(seen, *both)[0] == [first]
+
+
+def drafting(now: int = AS_REPLICA, phase: Phase = Phase.RUNNING) -> Observation:
+    seen = world(phase, draft_tokens=[now, now])
+    most = replace(seen.replicas, max_draft_tokens=np.array([8, 0, 8]))
+    return replace(seen, replicas=most)
+
+
+@pytest.mark.parametrize("tokens", [AS_REPLICA, 0, 8])
+def test_a_running_trajectory_may_draft_what_its_replica_can(tokens: int) -> None:
+    seen = drafting(now=3)
+    asked = decision(Action.SPECULATE, seen, draft_tokens=tokens)
+    assert verdict(seen, asked) == ([Action.SPECULATE], [])
+
+
+@pytest.mark.parametrize("tokens", [-2, 9])
+def test_what_a_replica_cannot_draft_is_refused(tokens: int) -> None:
+    seen = drafting()
+    asked = decision(Action.SPECULATE, seen, draft_tokens=tokens)
+    assert verdict(seen, asked) == ([], [f"its replica can draft 0 to 8 tokens, not {tokens}"])
+
+
+def test_drafting_as_before_and_where_only_replicas_can_be_told_is_refused() -> None:
+    for now, why in ((4, "already"), (ONLY_AS_REPLICA, "single trajectories")):
+        seen = drafting(now)
+        kept, (objection,) = verdict(seen, decision(Action.SPECULATE, seen, draft_tokens=4))
+        assert kept == []
+        assert why in objection
+
+
+def test_a_move_is_heard_before_what_is_drafted_and_takes_none_of_its_budget() -> None:
+    seen = drafting()
+    both = (
+        decision(Action.SPECULATE, seen, draft_tokens=4),
+        decision(Action.MIGRATE, seen),
+        decision(Action.SPECULATE, seen, row=1, draft_tokens=4),
+    )
+    kept, dropped = verdict(seen, *both, max_moves_per_tick=1)
+    assert kept == [Action.MIGRATE, Action.SPECULATE]
+    assert dropped == ["another action for this trajectory comes first"]

@@ -21,8 +21,8 @@ from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass, Disposition
 from steersman.estimators.observation import Observation
 from steersman.mechanisms.fleet import Sampling
-from steersman.policies.contract import Stateless
-from steersman.policies.decision import Action, Decision, place
+from steersman.policies.contract import Drafts, Stateless
+from steersman.policies.decision import Action, Decision, DraftDecision, place
 
 SAMPLING = Sampling(stop_token_ids=(EOS,))
 CAP = 60
@@ -47,6 +47,34 @@ class Scripted(Stateless):
                     self._acted.add(int(t.trajectory_id[row]))
                     decisions.append(decision)
         return decisions
+
+
+class Drafting(Scripted):
+    """Lets r1 draft 2 tokens, and what runs on r0 five of its own; then moves it there."""
+
+    def __init__(self) -> None:
+        super().__init__(self._move)
+        self._told: set[int] = set()
+
+    @staticmethod
+    def _move(observation: Observation, row: int) -> Decision | None:
+        drafts = observation.trajectories.draft_tokens[row] == 5
+        return acting(Action.MIGRATE, "r1")(observation, row) if drafts else None
+
+    def draft(self, observation: Observation, forecast: Forecast, rng: Any) -> Drafts:
+        t, r = observation.trajectories, observation.replicas
+        told: list[DraftDecision | Decision] = []
+        if r.draft_tokens[1] != 2:
+            told.append(DraftDecision("r1", 2, "drafting", "because"))
+        for row in observation.running:
+            trajectory_id = int(t.trajectory_id[row])
+            if trajectory_id not in self._told:
+                self._told.add(trajectory_id)
+                more = {"row": int(row), "draft_tokens": 5}
+                told.append(
+                    Decision(trajectory_id, Action.SPECULATE, "drafting", "because", **more)
+                )
+        return told
 
 
 def acting(action: Action, replica: str = "") -> Callable[[Observation, int], Decision]:
@@ -105,6 +133,28 @@ async def test_moved_trajectories_give_the_tokens_of_undisturbed_ones(action: Ac
     moved = [t for g in groups for t in g.trajectories if t.moves]
     assert moved
     assert {segment.replica for segment in moved[0].segments} == {"r0", "r1"}
+
+
+async def test_what_a_trajectory_drafts_is_told_its_engine_and_goes_with_it_when_it_moves() -> None:
+    fleet = FakeFleet(2, max_draft_tokens=8)
+    async with session(controller(Drafting()), fleet) as s:
+        groups = await s.rollout(PROMPTS, 2, max_new_tokens=CAP, sampling=SAMPLING)
+    check_answers(groups, 2)
+    assert fleet.draft_tokens == {"r1": 2}
+    assert set(fleet.speculated.values()) == {5}
+    moved = [r for r in fleet.started if r.attempt_id.endswith("-1")]
+    assert moved
+    assert {r.draft_tokens for r in moved if r.attempt_id[:-1] + "0" in fleet.speculated} == {5}
+    assert {r.prompt_key for r in fleet.started} == {p.key for p in PROMPTS}
+    assert {r.group_id for r in fleet.started} == set(range(len(PROMPTS)))
+
+
+async def test_in_shadow_drafts_are_recorded_and_no_engine_is_told() -> None:
+    fleet = FakeFleet(2, max_draft_tokens=8)
+    async with session(controller(Drafting(), "mode=shadow"), fleet) as s:
+        await s.rollout(PROMPTS, 2, max_new_tokens=CAP, sampling=SAMPLING)
+    assert fleet.draft_tokens == {}
+    assert fleet.speculated == {}
 
 
 async def test_isolation_moves_into_another_pool_and_refuses_the_same_one() -> None:
@@ -286,6 +336,17 @@ async def test_a_decision_that_hangs_delays_the_step_by_less_than_a_second() -> 
         assert time.monotonic() - started_s < 1.5
         assert s.controller_state.startswith("fail_open")
     check_answers(groups, 4)
+
+
+async def test_a_trainer_that_blocks_the_event_loop_does_not_cost_it_its_controller() -> None:
+    async with session(controller(None, "decide_timeout_s=0.2")) as s:
+        for _ in range(2):
+            step = asyncio.create_task(s.rollout(PROMPTS, 4, max_new_tokens=CAP, sampling=SAMPLING))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            time.sleep(1.0)
+            check_answers(await step, 4)
+        assert s.controller_state.startswith("enforcing")
 
 
 async def test_a_steering_task_that_hangs_is_noticed() -> None:

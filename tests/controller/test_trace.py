@@ -23,6 +23,7 @@ from steersman.controller.trace.reader import TraceError, check, read
 from steersman.controller.trace.writer import FLUSH_S, TraceWriter
 from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.observation import (
+    AS_REPLICA,
     EndedTable,
     GroupTable,
     Objective,
@@ -280,11 +281,15 @@ def test_an_observation_survives_the_trace_to_the_bit(observation: Observation) 
 @given(observations)
 def test_a_trace_from_before_a_column_was_added_is_still_read(observation: Observation) -> None:
     record = rec.observation_to_record(observation)
-    for name in ADDED:
-        record.trajectories.pop(name, None)
-        record.replicas.pop(name, None)
+    for table, columns in (
+        (TrajectoryTable, record.trajectories),
+        (ReplicaTable, record.replicas),
+    ):
+        for name in ADDED[table]:
+            del columns[name]
     back = rec.record_to_observation(record)
     assert np.isnan(back.trajectories.regret).all()
+    assert (back.trajectories.draft_tokens == AS_REPLICA).all()
     assert len(back.trajectories.repeated_share) == len(observation.trajectories)
     assert back.replicas.max_draft_tokens.tolist() == [0] * len(observation.replicas)
 

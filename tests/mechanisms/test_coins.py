@@ -38,13 +38,15 @@ class Step:
         self.keep = self.rng.uniform(low, high, GROUPS * SIZE)
         self.variance = np.zeros(GROUPS * SIZE)
         """Of each weight: what the throws added, given what was known before each."""
-        fleet, clock = FakeFleet(2), iter(range(10**6))
-        self.ledger = Ledger(fleet, NoTrace(), lambda: float(next(clock)), "test")
+        self.now_s = 0.0
+        fleet = FakeFleet(2, clock=lambda: self.now_s)
+        self.ledger = Ledger(fleet, NoTrace(), lambda: self.now_s, "test")
         for prompt in PROMPTS:
             self.ledger.admit(prompt, SIZE, CAP, Sampling(stop_token_ids=(EOS,)), step=0)
         for tick in range(40):
             if not self.ledger.executions:
                 break
+            self.now_s = float(tick)
             seen = self.ledger.observation(tick, TrainerSignal())
             proposed = self.moves(seen, 0.6 if tick <= COIN_TICKS[-1] else 0.0)
             proposed += self.throws(seen) if tick in COIN_TICKS else []

@@ -34,7 +34,7 @@ def test_costs_are_seconds_and_never_fall_with_the_tokens_at_stake(mechanism: Me
 
 
 def test_only_what_keeps_the_distribution_is_called_exact(mechanism: Mechanism) -> None:
-    exact = {Action.PLACE, Action.MIGRATE, Action.ISOLATE}
+    exact = {Action.PLACE, Action.MIGRATE, Action.ISOLATE, Action.SPECULATE}
     assert (mechanism.correctness is CorrectnessClass.EXACT) == (mechanism.action in exact)
 
 

@@ -95,6 +95,12 @@ class CountingFleet:
         if attempt.end is None:
             self._engines[attempt.replica].end(attempt, EndReason.ABORT)
 
+    def draft(self, replica: str, draft_tokens: int) -> None:
+        """Nothing is drafted here."""
+
+    def speculate(self, attempt: Attempt, draft_tokens: int) -> None:
+        """Nothing is drafted here."""
+
     async def update_weights(
         self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
     ) -> float | None:

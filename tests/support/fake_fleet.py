@@ -8,7 +8,7 @@ itself: `advance` writes tokens, `confirm` delivers ends and aborts, `kill` kill
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from steersman.mechanisms.fleet import (
@@ -55,8 +55,16 @@ class _Running:
 class FakeFleet:
     """Implements `Fleet`."""
 
-    def __init__(self, replicas: int = 2, max_model_len: int = 512, max_num_seqs: int = 64) -> None:
+    def __init__(
+        self,
+        replicas: int = 2,
+        max_model_len: int = 512,
+        max_num_seqs: int = 64,
+        max_draft_tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.changed = asyncio.Event()
+        self._clock = clock
         self.weight_version = 0
         self.refuse: set[str] = set()
         """Replicas that answer every request with an error."""
@@ -66,12 +74,16 @@ class FakeFleet:
                 pool="tail" if i == replicas - 1 and replicas > 2 else "bulk",
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
+                max_draft_tokens=max_draft_tokens,
             )
             for i in range(replicas)
         ]
         self._dead: set[str] = set()
         self._running: dict[str, list[_Running]] = {info.name: [] for info in self._infos}
         self.started: list[AttemptRequest] = []
+        self.draft_tokens: dict[str, int] = {}
+        """By replica, as last told; by attempt in the next one."""
+        self.speculated: dict[str, int] = {}
 
     @property
     def replicas(self) -> Sequence[ReplicaInfo]:
@@ -84,7 +96,8 @@ class FakeFleet:
         return ReplicaStats(
             running=len(self._running[replica]),
             weight_version=self.weight_version,
-            reported_s=time.monotonic(),
+            draft_tokens=self.draft_tokens.get(replica, 0),
+            reported_s=self._clock(),
         )
 
     def start(self, replica: str, request: AttemptRequest) -> Attempt:
@@ -155,6 +168,12 @@ class FakeFleet:
         logprobs = [-float(token) for token in running.tokens]
         running.attempt.finish(AttemptEnd(reason, running.tokens, logprobs, spans))
         self.changed.set()
+
+    def draft(self, replica: str, draft_tokens: int) -> None:
+        self.draft_tokens[replica] = draft_tokens
+
+    def speculate(self, attempt: Attempt, draft_tokens: int) -> None:
+        self.speculated[attempt.request.attempt_id] = draft_tokens
 
     async def update_weights(
         self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()

@@ -10,6 +10,7 @@ from steersman.estimators.contract import LengthEstimator, ThroughputEstimator
 from steersman.estimators.forecast import Forecast, LengthForecast, ThroughputForecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import (
+    AS_REPLICA,
     NO_ROW,
     NO_VERSION,
     EndedTable,
@@ -94,6 +95,7 @@ def trajectory_table(phase: Sequence[int], group_size: int = 1, **columns: Any) 
         oldest_weight_version=np.full(n, NO_VERSION),
         regret=np.full(n, np.nan),
         repeated_share=np.full(n, np.nan),
+        draft_tokens=np.full(n, AS_REPLICA),
     )
     return replace(table, **{name: np.asarray(column) for name, column in columns.items()})
 
