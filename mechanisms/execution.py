@@ -206,6 +206,7 @@ class Execution:
             priority=spec.priority,
             prompt_key=spec.prompt_key,
             group_id=spec.group_id,
+            run_key=mixed_seed(self.run_id),
             draft_tokens=self.draft_tokens,
         )
         self.started_version = self.fleet.stats(replica).weight_version
@@ -311,7 +312,7 @@ def replace_seed(sampling: Sampling, seed: int) -> Sampling:
     return msgspec.structs.replace(sampling, seed=seed)
 
 
-def mixed_seed(*parts: int) -> int:
-    """A 31-bit seed that depends on every part and is the same on every machine."""
+def mixed_seed(*parts: int | str) -> int:
+    """A 31-bit number that depends on every part and is the same on every machine."""
     text = ",".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest()) >> 1
