@@ -45,7 +45,8 @@ class ThroughputForecast:
     """How long an iteration of each replica takes, and what else costs time there.
 
     tau(b, kv) = fixed_s + sequence_s * b + token_s * kv + knee_s * max(kv / capacity - KNEE, 0)
-    for b running sequences whose contexts hold kv tokens.
+    for b running sequences whose contexts hold kv tokens.  With drafts it takes verify_s longer,
+    and verify_token_s for each drafted token.
     """
 
     fixed_s: Floats
@@ -69,6 +70,11 @@ class ThroughputForecast:
     """(r,) recent mean of |predicted - measured| / measured; NaN before anything was measured."""
     samples: NDArray[np.int64]
     """(r,) iterations the figures rest on; 0: they are the prior."""
+    verify_s: Floats
+    """(r,) v0: seconds that an iteration takes longer for any draft in it (rejection sampling, the
+    host's part of it); 0 before a draft was verified."""
+    verify_token_s: Floats
+    """(r,) v1: seconds that each drafted token adds to an iteration; `sequence_s` before that."""
 
     def iteration_s(self, batch: Floats, kv_tokens: Floats) -> Floats:
         """Seconds of an iteration of `batch` sequences that hold `kv_tokens`, no prefill in it.
@@ -148,6 +154,8 @@ class Forecast:
                 handover_s=nothing,
                 relative_error=nothing,
                 samples=np.zeros(r, dtype=np.int64),
+                verify_s=nothing,
+                verify_token_s=nothing,
             ),
             SuccessForecast(*[group] * 5),
             AcceptanceForecast(np.zeros((r, 0)), nothing),

@@ -11,7 +11,11 @@ position.  So the speed relative to plain decoding is
 
     S(K, b) = E(K) (M + c b) / (M + c (K+1) b + K d).
 
-From it follow, without any search over batches:
+Engines pay besides for the rejection sampler, v0 seconds as soon as anything is drafted, and a
+drafted token may cost other than a sequence: v1 in place of c, c (K+1) b being c b + v1 K b.  Both
+are measured (`ThroughputForecast.verify_s`, `verify_token_s`); 0 and c where nothing is said.
+
+From it follow, without any search over batches, while v0 = 0 and v1 = c:
 
 - K = 1 starts to pay where a_1 exceeds (c b + d) / (M + c b);
 - K pays below b = ((E(K) - 1) M - K d) / (c (K + 1 - E(K)));
@@ -21,6 +25,8 @@ From it follow, without any search over batches:
 M holds everything that a verification of more tokens does not repeat: `fixed_s` and `token_s` times
 the context tokens of a `ThroughputForecast`; c is its `sequence_s`.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,19 +45,38 @@ def expected_tokens(acceptance: Floats) -> Floats:
     return np.concatenate((one, 1.0 + np.cumsum(survival, axis=1)), axis=1)
 
 
+@dataclass(frozen=True)
+class Verifying:
+    """What verifying drafts costs."""
+
+    verify_s: Floats
+    """(r,) v0."""
+    verify_token_s: Floats
+    """(r,) v1."""
+
+
 def speed_up(
-    acceptance: Floats, batch: Floats, fixed_s: Floats, per_sequence_s: Floats, draft_token_s: float
+    acceptance: Floats,
+    batch: Floats,
+    fixed_s: Floats,
+    per_sequence_s: Floats,
+    draft_token_s: float,
+    verifying: Verifying | None = None,
 ) -> Floats:
     """(r, k+1) speed of K = 0..k relative to K = 0, from (r, k) acceptance; the others are (r,).
 
     A batch below 1 counts as 1: it is the next sequence that the answer is for.
     """
     drafted = np.arange(acceptance.shape[1] + 1)
-    compute_s = (per_sequence_s * np.maximum(batch, 1.0))[:, None]
+    batch = np.maximum(batch, 1.0)
+    compute_s = (per_sequence_s * batch)[:, None]
     fixed = np.asarray(fixed_s)[:, None]
-    verify_s = fixed + compute_s * (drafted + 1) + draft_token_s * drafted
+    more_s = compute_s * drafted + draft_token_s * drafted
+    if verifying is not None:
+        each_s = (verifying.verify_token_s * batch)[:, None] + draft_token_s
+        more_s = verifying.verify_s[:, None] * (drafted > 0) + each_s * drafted
     plain_s = np.maximum(fixed + compute_s, NO_TIME)
-    relative = plain_s / np.maximum(verify_s, NO_TIME)
+    relative = plain_s / np.maximum(fixed + compute_s + more_s, NO_TIME)
     return np.asarray(expected_tokens(acceptance) * relative)
 
 
@@ -62,9 +87,10 @@ def best_draft_tokens(
     per_sequence_s: Floats,
     draft_token_s: float,
     max_k: int | Ints,
+    verifying: Verifying | None = None,
 ) -> tuple[Ints, Floats]:
     """(r,) the fastest K up to `max_k` (one or (r,)), 0 where drafting does not pay; its speed."""
-    speed = speed_up(acceptance, batch, fixed_s, per_sequence_s, draft_token_s)
+    speed = speed_up(acceptance, batch, fixed_s, per_sequence_s, draft_token_s, verifying)
     allowed = np.arange(speed.shape[1]) <= np.reshape(max_k, (-1, 1))
     speed = np.where(allowed, speed, -np.inf)
     good = speed >= speed.max(axis=1, keepdims=True) * (1.0 - SAME)

@@ -16,7 +16,10 @@ they are one sample.  kv, which has no counter, is the mean of both ends.
    by what factor the times have changed: what is known is scaled by it, and all but
    `ALARM_ITERATIONS` worth of it is forgotten, so that if the change was not one of speed the next
    samples soon say so.  A load never seen is no alarm: the fit follows its first sample.
-4. *Hand-over* (`_handover`): measured where migrations happen.
+4. *Verification* (`_verify_cost`): samples in which tokens were drafted tell nothing of plain
+   iterations.  Their residuals over the plain model are what verifying drafts costs.  A replica
+   that was never seen without drafts counts each drafted token as a sequence, until it is.
+5. *Hand-over* (`_handover`): measured where migrations happen.
 
 Where nothing was measured, the prior is answered.  Dead replicas, and counters that stand still or
 run backwards (paused, stale, restarted), add nothing.
@@ -30,6 +33,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from steersman.estimators import _verify_cost as verify
 from steersman.estimators._handover import fade, handover_s, moves_seen
 from steersman.estimators._iteration_fit import FEATURES, UNITS, fit
 from steersman.estimators._replica_columns import ReplicaColumns
@@ -54,6 +58,8 @@ LEAST_DEVIATION = 0.03
 """Relative deviation below which errors alarm nobody."""
 MEAN_TO_DEVIATION = 1.25
 """Deviation over mean absolute value, of normal errors."""
+COUNTERS, DRAFTS, DRAFTED = 6, 4, 5
+"""Columns of a reading that only grow; of these, the drafts and the tokens in them."""
 
 
 @dataclass
@@ -66,17 +72,23 @@ class IterationTime:
     _known: ReplicaColumns = field(init=False)
     _beta: Floats = field(init=False)
     """(r, FEATURES) fitted to what is known."""
+    _verify: Floats = field(init=False)
+    """(r, 2) seconds of a verification, and of each token in it."""
     _seen_s: float = field(default=-np.inf, init=False)
     """When the last observation was."""
 
     def __post_init__(self) -> None:
         self._known = ReplicaColumns(
             {
-                # iterations, busy_s, sequences, prompt tokens, kv tokens, KV usage above the knee
-                "last": np.full(6, np.nan),
+                # counters: iterations, busy_s, sequences, prompt tokens, drafts, tokens in them;
+                # then kv tokens, KV usage above the knee
+                "last": np.full(COUNTERS + 2, np.nan),
                 "gram": np.zeros((FEATURES, FEATURES)),
                 "cross": np.zeros(FEATURES),
                 "weight": np.zeros(()),
+                "guessed": np.zeros(()),  # 1: never seen without drafts
+                "verify_gram": np.zeros((verify.TERMS, verify.TERMS)),
+                "verify_cross": np.zeros(verify.TERMS),
                 "run": EMPTY_RUN,
                 "error": np.zeros(2),  # recent relative errors: sum and number
                 "moves": np.zeros(2),
@@ -92,7 +104,7 @@ class IterationTime:
         self._seen_s = observation.now_s
         now, last = _reading(r), known["last"]
         grown = now - last
-        backwards = ~(grown[:, :4] >= 0).all(axis=1)
+        backwards = ~(grown[:, :COUNTERS] >= 0).all(axis=1)
         usable = r.alive & ~backwards & (grown[:, 0] >= SAMPLE_ITERATIONS) & (grown[:, 1] > 0)
         fresh = np.where(r.alive[:, None], now, np.nan)
         renewed = usable | backwards | ~r.alive
@@ -101,12 +113,12 @@ class IterationTime:
         if changed:
             self._refit()
         if len(rows):
-            n = grown[rows, 0]
+            per_iteration = grown[rows] / grown[rows, :1]
             features = np.ones((len(rows), FEATURES))
-            features[:, 1] = grown[rows, 2] / n
-            features[:, 2:4] = (now[rows, 4:] + last[rows, 4:]) / 2
-            features[:, 4] = grown[rows, 3] / n
-            self._learn(rows, n, features / UNITS, grown[rows, 1] / n)
+            features[:, 1] = per_iteration[:, 2]
+            features[:, 2:4] = (now[rows, COUNTERS:] + last[rows, COUNTERS:]) / 2
+            features[:, 4] = per_iteration[:, 3]
+            self._take(observation, rows, grown[rows, 0], features, per_iteration)
             self._refit()
 
     def forecast(self, observation: Observation) -> ThroughputForecast:
@@ -127,11 +139,13 @@ class IterationTime:
             handover_s=handover_s(known["moves"]),
             relative_error=np.where(number > 0, total / np.maximum(number, 1e-9), np.nan),
             samples=known["weight"].astype(np.int64),
+            verify_s=self._verify[:, 0],
+            verify_token_s=self._verify[:, 1],
         )
 
     def reset_on_drift(self, keep: float) -> None:
         """Keep this share of the evidence."""
-        for name in ("gram", "cross", "weight", "moves"):
+        for name in ("gram", "cross", "weight", "moves", "verify_gram", "verify_cross"):
             self._known[name] = self._known[name] * keep
         self._refit()
 
@@ -155,21 +169,57 @@ class IterationTime:
     def _refit(self) -> None:
         k = self._known
         self._beta = fit(k["gram"], k["cross"], k["weight"], PRIOR_FIXED_S)
+        fixed_s, sequence_s = (self._beta / UNITS)[:, :2].T
+        self._verify = verify.fit(k["verify_gram"], k["verify_cross"], fixed_s, sequence_s)
+
+    def _take(
+        self, observation: Observation, rows: Ints, n: Floats, x: Floats, per_iteration: Floats
+    ) -> None:
+        """(m,) rows with (m,) iterations, (m, FEATURES) features not yet in units."""
+        k = self._known
+        seconds, drafted = per_iteration[:, 1], per_iteration[:, DRAFTED]
+        guess = (drafted > 0) & ((k["weight"][rows] <= 0) | (k["guessed"][rows] > 0))
+        plain = (drafted <= 0) | guess
+        # the first plain sample replaces what was guessed
+        over = rows[(drafted <= 0) & (k["guessed"][rows] > 0)]
+        for name in ("gram", "cross", "weight", "error", "run"):
+            k[name][over] = 0.0
+        k["guessed"][rows[plain]] = guess[plain]
+        x[:, 1] += np.where(guess, drafted, 0.0)
+        x = x / UNITS
+        if not plain.all():
+            share = verify.share_with_drafts(
+                per_iteration[~plain, DRAFTS], verify.asking(observation)[rows[~plain]]
+            )
+            terms = np.stack((share, drafted[~plain]), axis=1)
+            self._verified(rows[~plain], n[~plain], x[~plain], terms, seconds[~plain])
+        if plain.any():
+            self._learn(rows[plain], n[plain], x[plain], seconds[plain])
 
     def _learn(self, rows: Ints, n: Floats, x: Floats, seconds: Floats) -> None:
         """(m,) rows with (m,) iterations of (m, FEATURES) features that took (m,) seconds each."""
         k = self._known
         expected = (x * self._beta[rows]).sum(axis=1)
-        off = np.log(seconds / expected)
-        self._judge(rows, off)
+        self._judge(rows, np.log(seconds / expected))
         keep = np.exp(-n / self.memory_iterations)
-        weight = n / np.maximum(np.abs(off) / OUTLIER, 1.0) ** 2
-        relative = weight / (expected * np.maximum(seconds, expected))  # a long stall counts once
+        weight, relative = _weights(n, seconds, expected)
         k["gram"][rows] *= keep[:, None, None]
         k["gram"][rows] += relative[:, None, None] * x[:, :, None] * x[:, None, :]
         k["cross"][rows] *= keep[:, None]
         k["cross"][rows] += (relative * seconds)[:, None] * x
         k["weight"][rows] = keep * k["weight"][rows] + weight
+
+    def _verified(self, rows: Ints, n: Floats, x: Floats, terms: Floats, seconds: Floats) -> None:
+        """Likewise with drafts: (m, 2) share of iterations with any, and tokens per iteration."""
+        k = self._known
+        plain_s = (x * self._beta[rows]).sum(axis=1)
+        expected = plain_s + (terms * self._verify[rows]).sum(axis=1)
+        keep = np.exp(-n * terms[:, 0] / verify.MEMORY_ITERATIONS)
+        _, relative = _weights(n, seconds, expected)
+        k["verify_gram"][rows] *= keep[:, None, None]
+        k["verify_gram"][rows] += relative[:, None, None] * terms[:, :, None] * terms[:, None, :]
+        k["verify_cross"][rows] *= keep[:, None]
+        k["verify_cross"][rows] += (relative * (seconds - plain_s))[:, None] * terms
 
     def _judge(self, rows: Ints, off: Floats) -> None:
         """Count the (m,) log errors of predictions, and follow sudden changes of speed."""
@@ -184,16 +234,26 @@ class IterationTime:
         k["error"][rows] += np.where(seen, np.stack((error, np.ones_like(error))), 0.0).T
         struck, factor = rows[alarm], factor[alarm]
         keep = np.minimum(ALARM_ITERATIONS / np.maximum(k["weight"][struck], 1.0), 1.0)
-        k["gram"][struck] *= (keep / factor**2)[:, None, None]
-        k["cross"][struck] *= (keep / factor)[:, None]
+        for kind in ("", "verify_"):
+            k[kind + "gram"][struck] *= (keep / factor**2)[:, None, None]
+            k[kind + "cross"][struck] *= (keep / factor)[:, None]
         k["weight"][struck] *= keep
 
 
+def _weights(n: Floats, seconds: Floats, expected: Floats) -> tuple[Floats, Floats]:
+    """(m,) iterations that samples are worth, and their weights in the moments."""
+    weight = n / np.maximum(np.abs(np.log(seconds / expected)) / OUTLIER, 1.0) ** 2
+    # a long stall counts once
+    return np.asarray(weight), np.asarray(weight / (expected * np.maximum(seconds, expected)))
+
+
 def _reading(r: ReplicaTable) -> Floats:
-    """(r, 6) column "last", as it is now."""
+    """(r, COUNTERS + 2) column "last", as it is now."""
     kv = r.kv_cache_usage * r.kv_capacity_tokens
     above = np.where(r.kv_capacity_tokens > 0, np.maximum(r.kv_cache_usage - KNEE, 0.0), 0.0)
-    columns = (r.iterations, r.busy_s, r.sequences_run, r.prefill_tokens, kv, above)
+    drafts = r.drafted_at[:, :1].sum(axis=1)
+    counters = (r.iterations, r.busy_s, r.sequences_run, r.prefill_tokens, drafts)
+    columns = (*counters, r.drafted_at.sum(axis=1), kv, above)
     return np.stack(columns, axis=1).astype(np.float64)
 
 

@@ -5,8 +5,9 @@ replicas are one fleet of w * r, and time passes in all of them in one compiled 
 
 What runs already is in its replica's memory: it joins the batch without a prefill, the one that
 began first at the head, as far as slots and memory go; the rest waits in the engine's queue and
-pays like anybody.  Tool waits, images and what tools added to a context are not modelled: they are
-the same under every plan.
+pays like anybody.  What a replica drafts is drafted for everybody there, and verified at the
+forecast cost.  Tool waits, images and what tools added to a context are not modelled: they are the
+same under every plan.
 """
 
 import numpy as np
@@ -102,15 +103,15 @@ class _Core(SimulatedCore):
 
 def _specs(observation: Observation, forecast: Forecast, living: Ints) -> list[ReplicaSpec]:
     f, r = forecast.throughput, observation.replicas
-    tokens = np.ones(len(r))
     positions = forecast.acceptance.acceptance.shape[1]
-    if positions:
-        drafted = np.minimum(r.draft_tokens, positions)
-        tokens = expected_tokens(forecast.acceptance.acceptance)[np.arange(len(r)), drafted]
+    drafted = np.minimum(r.draft_tokens, positions)
+    tokens = expected_tokens(forecast.acceptance.acceptance)[np.arange(len(r)), drafted]
+    fixed_s = f.fixed_s + f.verify_s * (drafted > 0)
+    sequence_s = f.sequence_s + f.verify_token_s * drafted
     return [
         ReplicaSpec(
-            fixed_s=max(float(f.fixed_s[i]), LEAST_FIXED_S),
-            sequence_s=float(f.sequence_s[i]),
+            fixed_s=max(float(fixed_s[i]), LEAST_FIXED_S),
+            sequence_s=float(sequence_s[i]),
             token_s=float(f.token_s[i]),
             knee_s=float(f.knee_s[i]),
             prefill_token_s=float(f.prefill_token_s[i]),

@@ -1,9 +1,10 @@
 """Speculation in a replay: what each replica drafts, what that costs, what its counters show.
 
 The cost model is that of `estimators.speculation`: with K drafted tokens an iteration writes E(K)
-tokens of each sequence, computes K + 1 times what one of the batch costs and takes the drafter's
-seconds K times.  Counters hold expected values: each iteration drafts K tokens of every running
-sequence, of which position i is accepted with the probability that all up to it are.
+tokens of each sequence, computes K + 1 times what one of the batch costs, and takes the drafter's
+seconds K times and a verification's once.  Counters hold expected values: each iteration drafts K
+tokens of every running sequence, of which position i is accepted with the probability that all up
+to it are.
 """
 
 import numpy as np
@@ -19,6 +20,7 @@ class Drafting:
 
     def __init__(self, core: SimulatedCore, plan: FleetPlan) -> None:
         self._core, self._draft_token_s = core, plan.draft_token_s
+        self._verify_s = plan.verify_s
         self._acceptance = np.array(plan.acceptance, dtype=np.float64)
         self.tokens = np.zeros(plan.replicas, dtype=np.int64)
         """(r,) drafted at present."""
@@ -65,5 +67,5 @@ class Drafting:
     def _tell(self, replica: int) -> None:
         tokens = int(self.tokens[replica])
         written = float(expected_tokens(self._acceptance[None, :])[0, tokens])
-        draft_s = tokens * self._draft_token_s
+        draft_s = tokens * self._draft_token_s + (self._verify_s if tokens else 0.0)
         self._core.set_speculation(replica, written, tokens + 1.0, draft_s)

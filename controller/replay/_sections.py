@@ -48,6 +48,7 @@ class SpeculationSection(msgspec.Struct, frozen=True):
 
     acceptance: list[float] = []
     draft_token_s: float = 0.0
+    verify_s: float = 0.0
     draft_tokens: int = 0
 
 

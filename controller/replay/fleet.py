@@ -46,6 +46,9 @@ class FleetPlan:
     draft_token_s: float = 0.0
     """Seconds that drafting one position takes, at speed 1; next to none for suffix or n-gram
     lookup."""
+    verify_s: float = 0.0
+    """Seconds that an iteration takes longer for any draft in it, at speed 1: the rejection sampler
+    and the host's part of it."""
     draft_tokens: int = 0
     """Drafted at the beginning."""
     best_speeds: Sequence[float] = ()
@@ -68,8 +71,10 @@ class FleetPlan:
         for chance in self.acceptance:
             if not 0 <= chance <= 1:
                 raise InvalidInputError(f"acceptance is {chance}; valid: from 0 to 1")
-        if not 0 <= self.draft_token_s < math.inf:
-            raise InvalidInputError(f"draft_token_s is {self.draft_token_s}; valid: 0 or more")
+        for name in ("draft_token_s", "verify_s"):
+            seconds = getattr(self, name)
+            if not 0 <= seconds < math.inf:
+                raise InvalidInputError(f"{name} is {seconds}; valid: 0 or more")
         if not 0 <= self.draft_tokens <= len(self.acceptance):
             raise InvalidInputError(
                 f"draft_tokens is {self.draft_tokens}; valid: 0 to {len(self.acceptance)}, the "

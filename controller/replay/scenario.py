@@ -32,6 +32,7 @@
     [speculation]
     acceptance = [0.8, 0.7, 0.6]        # of each draft position, given that all before were
     draft_token_s = 0.0005              # (0)
+    verify_s = 0.002                    # of an iteration with any draft (0)
     draft_tokens = 2                    # at the beginning (0)
 
 An event of kind "acceptance" with a list `acceptance` changes it, as new weights may.
@@ -112,6 +113,7 @@ class Scenario:
         more: dict[str, Any] = {
             "acceptance": tuple(s.acceptance),
             "draft_token_s": s.draft_token_s,
+            "verify_s": s.verify_s,
             "draft_tokens": s.draft_tokens,
         }
         if not self.file.replicas:

@@ -1,9 +1,9 @@
 """Whether the replicas are as fast as forecast.
 
 Between two observations an engine has spent `busy_s` on some iterations.  Where nothing was
-prefilled, seconds per iteration are compared with the forecast for the batch that it ran.  If the
-mean of |log(measured / forecast)| over the fleet stays above `WRONG`, the model is not used: an
-estimator that works is off by a twentieth.
+prefilled or drafted, seconds per iteration are compared with the forecast for the batch that it
+ran.  If the mean of |log(measured / forecast)| over the fleet stays above `WRONG`, the model is not
+used: an estimator that works is off by a twentieth.
 """
 
 from dataclasses import dataclass, field
@@ -13,9 +13,8 @@ import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.observation import Floats, Observation
+from steersman.policies.adaptive._counters import COUNTERS, LEAST_ITERATIONS, compared, reading
 
-LEAST_ITERATIONS = 16
-"""As in the estimator: a report between two iterations does no harm then."""
 WRONG, RIGHT = 0.4, 0.25
 """Mean log error from which the model is doubted, and below which it is trusted again."""
 KEEP = 0.9
@@ -30,26 +29,22 @@ class Pace:
     """Mean log error, with forgetting; 0 before data."""
     doubted: bool = False
     _names: tuple[str, ...] = ()
-    _last: Floats = field(default_factory=lambda: np.zeros((4, 0)))
-    """(4, r) iterations, busy seconds, sequences, prompt tokens."""
+    _last: Floats = field(default_factory=lambda: np.zeros((COUNTERS, 0)))
+    """(COUNTERS, r) the last reading."""
 
     def follow(self, observation: Observation, forecast: Forecast) -> bool:
         """Take in an observation and its forecast; whether the forecast may be used."""
-        r = observation.replicas
-        now = np.stack((r.iterations, r.busy_s, r.sequences_run, r.prefill_tokens)).astype(float)
-        if self._names != r.names:
-            self._names, self._last = r.names, now
+        names, now = observation.replicas.names, reading(observation.replicas)
+        if self._names != names:
+            self._names, self._last = names, now
             return not self.doubted
-        n, seconds, sequences, prompt = now - self._last
-        due = n >= LEAST_ITERATIONS
-        self._last = np.where(due | (n < 0), now, self._last)
-        usable = due & (seconds > 0) & (prompt <= 0) & r.alive & (forecast.throughput.samples > 0)
-        if usable.any():
-            batch = sequences / np.maximum(n, 1)
-            kv = r.kv_cache_usage * r.kv_capacity_tokens
-            expected = forecast.throughput.iteration_s(batch, kv) * np.maximum(n, 1)
-            off = np.abs(np.log(seconds[usable] / np.maximum(expected[usable], 1e-9))).mean()
-            self.error = KEEP * self.error + (1 - KEEP) * float(min(off, 2.0))
+        grown = now - self._last
+        renewed = (grown[0] >= LEAST_ITERATIONS) | (grown[0] < 0)
+        self._last = np.where(renewed, now, self._last)
+        off = compared(observation, forecast, grown).log_off
+        if len(off):
+            error = float(min(np.abs(off).mean(), 2.0))
+            self.error = KEEP * self.error + (1 - KEEP) * error
         limit = RIGHT if self.doubted else WRONG
         self.doubted = self.error > limit
         return not self.doubted
@@ -67,4 +62,4 @@ class Pace:
     def from_state(cls, state: dict[str, Any]) -> "Pace":
         """The inverse of `state_dict`."""
         names, last = tuple(state["names"]), np.array(state["last"], dtype=np.float64)
-        return cls(state["error"], state["doubted"], names, last.reshape(4, len(names)))
+        return cls(state["error"], state["doubted"], names, last.reshape(COUNTERS, len(names)))

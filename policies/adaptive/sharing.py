@@ -1,7 +1,7 @@
 """Whether replicas slow each other down: engines that share cores, a host's memory or a power cap.
 
 Where they do, a replica runs faster while others stand idle, which each step's tail shows.  Between
-two observations without prefills,
+two observations without prefills and drafts,
 
     log(measured / forecast seconds per iteration) = a + b log batch + gain * idle,
 
@@ -18,9 +18,8 @@ import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.observation import Floats, Observation
+from steersman.policies.adaptive._counters import COUNTERS, compared, reading
 
-LEAST_ITERATIONS = 16
-"""As in the estimator: a report between two iterations does no harm then."""
 MEMORY = 500.0
 """Samples after which 63 % is forgotten."""
 RIDGE = 5.0
@@ -41,13 +40,13 @@ class Sharing:
     _moment: Floats = field(default_factory=lambda: np.zeros(3))
     _names: tuple[str, ...] = ()
     _seen_s: float = 0.0
-    _last: Floats = field(default_factory=lambda: np.zeros((4, 0)))
-    """(4, r) iterations, busy seconds, sequences, prompt tokens."""
+    _last: Floats = field(default_factory=lambda: np.zeros((COUNTERS, 0)))
+    """(COUNTERS, r) the last reading."""
 
     def follow(self, observation: Observation, forecast: Forecast) -> None:
         """Take in an observation and its forecast."""
         r = observation.replicas
-        now = np.stack((r.iterations, r.busy_s, r.sequences_run, r.prefill_tokens)).astype(float)
+        now = reading(r)
         elapsed_s = observation.now_s - self._seen_s
         fresh = self._names != r.names
         grown = np.zeros_like(now) if fresh else now - self._last
@@ -55,22 +54,11 @@ class Sharing:
         living = int(r.alive.sum())
         if fresh or elapsed_s <= 0 or living < 2:
             return
-        n, seconds, sequences, prompt = grown
-        busy = np.clip(seconds / elapsed_s, 0.0, 1.0) * r.alive
+        busy = np.clip(grown[1] / elapsed_s, 0.0, 1.0) * r.alive
         idle = 1.0 - (busy.sum() - busy) / (living - 1)
-        known = forecast.throughput.samples > 0
-        usable = np.flatnonzero(
-            r.alive & known & (n >= LEAST_ITERATIONS) & (seconds > 0) & (prompt == 0)
-        )
-        if len(usable):
-            batch = np.maximum(sequences / np.maximum(n, 1), 1.0)
-            kv = r.kv_cache_usage * r.kv_capacity_tokens
-            expected = forecast.throughput.iteration_s(batch, kv) * n
-            self._learn(
-                np.log(seconds[usable] / np.maximum(expected[usable], 1e-9)),
-                np.log(batch[usable]),
-                idle[usable],
-            )
+        seen = compared(observation, forecast, grown)
+        if len(seen.rows):
+            self._learn(seen.log_off, np.log(np.maximum(seen.batch, 1.0)), idle[seen.rows])
 
     def speed_up(self, active: int, living: int) -> float:
         """Factor (<= 1) on the times of `active` replicas if the others of `living` are idle."""
@@ -107,5 +95,5 @@ class Sharing:
             np.array(state["moment"]),
             names,
             float(state["seen_s"]),
-            np.array(state["last"], dtype=np.float64).reshape(4, len(names)),
+            np.array(state["last"], dtype=np.float64).reshape(COUNTERS, len(names)),
         )

@@ -65,12 +65,12 @@ from steersman.policies.adaptive.sharing import Sharing
 from steersman.policies.adaptive.sparing import Sparing
 from steersman.policies.adaptive.steps import StepBook
 from steersman.policies.adaptive.trust import Trust
-from steersman.policies.contract import PlacementPolicy, Range
-from steersman.policies.decision import Decision, DraftDecision, StackChoice
+from steersman.policies.contract import Drafts, PlacementPolicy, Range
+from steersman.policies.decision import Decision, StackChoice
 from steersman.policies.placement._homes import Homes
 from steersman.policies.placement.staleness_admission import StalenessAdmission
 from steersman.policies.placement.sticky_least_inflight import home_or_fewest
-from steersman.policies.speculation.roofline import Roofline
+from steersman.policies.speculation.critical_path import CriticalPath
 
 NAME = "adaptive"
 LEARNED = "learned"
@@ -129,7 +129,7 @@ class Adaptive:
     _bandit: StackBandit = field(init=False)
     _arm: str = field(default=arms.FULL, init=False)
     _stream: StalenessAdmission = field(default_factory=StalenessAdmission, init=False)
-    _drafts: Roofline = field(default_factory=Roofline, init=False)
+    _drafts: CriticalPath = field(default_factory=CriticalPath, init=False)
     _weighed: dict[str, float] = field(default_factory=dict, init=False)
     _chosen: StackChoice | None = field(default=None, init=False)
 
@@ -194,8 +194,8 @@ class Adaptive:
 
     def draft(
         self, observation: Observation, forecast: Forecast, rng: np.random.Generator
-    ) -> list[DraftDecision]:
-        """As many tokens as pay at each replica's present batch."""
+    ) -> Drafts:
+        """For whom it pays, see `speculation.critical_path`."""
         return self._drafts.decide(observation, forecast, rng)
 
     def chosen(self) -> StackChoice | None:

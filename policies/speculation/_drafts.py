@@ -6,7 +6,7 @@ import numpy as np
 
 from steersman.estimators.forecast import Forecast
 from steersman.estimators.observation import Floats, Ints, Observation
-from steersman.policies.decision import DraftDecision
+from steersman.policies.decision import Action, Decision, DraftDecision
 
 FRESH_METRICS_S = 2.0
 """Older reports of an engine's batch are ignored; what was sent there counts instead."""
@@ -45,4 +45,32 @@ def changes(
     return [
         DraftDecision(r.names[row], int(possible[row]), policy, reasons[row])
         for row in np.flatnonzero(change).tolist()
+    ]
+
+
+def drafting_now(observation: Observation) -> Ints:
+    """(n,) tokens drafted per iteration for each trajectory that is on a replica; 0 elsewhere."""
+    t, at = observation.trajectories, observation.destination_row
+    default = np.concatenate((observation.replicas.draft_tokens, [0]))  # the last: nowhere
+    return np.where(at < 0, 0, np.where(t.draft_tokens >= 0, t.draft_tokens, default[at]))
+
+
+def single_changes(
+    observation: Observation, rows: Ints, wanted: Ints, policy: str, reasons: Sequence[str]
+) -> list[Decision]:
+    """One decision for each of `rows` (m,) that does not draft `wanted` (m,) tokens of its own;
+    `AS_REPLICA`: none of its own.  Reasons are by replica.
+    """
+    t = observation.trajectories
+    told = np.flatnonzero(t.draft_tokens[rows] != wanted)
+    return [
+        Decision(
+            trajectory_id=int(t.trajectory_id[row]),
+            action=Action.SPECULATE,
+            policy=policy,
+            reason=reasons[t.replica_row[row]],
+            row=row,
+            draft_tokens=tokens,
+        )
+        for row, tokens in zip(rows[told].tolist(), wanted[told].tolist(), strict=True)
     ]

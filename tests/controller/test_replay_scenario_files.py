@@ -47,6 +47,7 @@ update = "drain"
 seconds = 3
 [speculation]
 acceptance = [0.8, 0.7]
+verify_s = 0.002
 draft_tokens = 1
 """
 
@@ -65,6 +66,7 @@ def test_a_file_says_which_fleet_and_what_befalls_it(tmp_path: Path) -> None:
     assert fleet.best_speeds == (1.0, 1.0, 0.5, 3.0)
     assert fleet.best_acceptance == (0.8, 0.9)
     assert (fleet.absent, fleet.acceptance, fleet.draft_tokens) == ((3,), (0.8, 0.7), 1)
+    assert fleet.verify_s == 0.002
     assert [(e.kind, e.at_s, e.step, e.replica) for e in happens.events] == [
         (Kind.KILL, 60.0, None, 1),
         (Kind.JOIN, 0.0, 2, 3),
@@ -103,6 +105,7 @@ WRONG = [
     ("[weights]\nat_s = [3, 1]", "weights.at_s is not an increasing list"),
     ('[weights]\nat_s = "trce"', "weights.at_s is 'trce'; valid: \"trace\""),
     ("[speculation]\nacceptance = [1.5]", "acceptance is 1.5; valid: from 0 to 1"),
+    ("[speculation]\nverify_s = -1", "verify_s is -1.0; valid: 0 or more"),
     ("[speculation]\ndraft_tokens = 1", "draft_tokens is 1; valid: 0 to 0"),
     ('[[replicas]]\nprofile = "qwen3-8b-h100-tp1"\ncount = 0', "replicas[0].count is 0; valid"),
     ("[weights", "is not TOML"),

@@ -23,6 +23,7 @@ from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.intervals import ENDINGS
 from steersman.controller.replay.run import Options, Result, replay
 from steersman.controller.replay.world import World
+from steersman.controller.tournament.lengths import Lengths, made_up
 from steersman.estimators.acceptance import PLUGIN as Acceptance
 from steersman.estimators.errors import FleetError
 from steersman.estimators.lifecycle import Phase
@@ -274,6 +275,52 @@ def test_drafting_that_is_accepted_is_faster_and_changes_no_tokens() -> None:
     )  # fmt: skip
     assert dropped.steps[1] == drafted.steps[1]
     assert dropped.steps[2].makespan_s > plain.steps[2].makespan_s
+
+
+def test_verifying_costs_its_seconds_while_anything_is_drafted_and_none_otherwise() -> None:
+    """Nothing is accepted, and what depends on the batch costs nothing: M alone counts."""
+    fleet = FleetPlan(
+        replace(FREE, sequence_s=0.0), 1, acceptance=(0.0, 0.0), verify_s=0.004, draft_tokens=2
+    )
+    one, instant = small_workload(steps=1, groups=1), Options(latency_s=0.0)
+    drafted = replay(one, fleet, config(), instant).steps[0].makespan_s
+    plain = replay(one, replace(fleet, draft_tokens=0), config(), instant).steps[0].makespan_s
+    assert drafted == pytest.approx(plain * 1.4)
+
+
+# drafts for the critical path
+
+
+def drafting_config(policy: str) -> Config:
+    """Placement draws no lots: runs of which one is faster stay paired."""
+    return config("round_robin", f"speculation.name={policy}", "tick_s=0.25")
+
+
+TAIL = Lengths(steps=6, groups=8, group_size=8, median_tokens=1500, p90_over_p50=3.0)
+
+
+def drafting_replay(policy: str, ratio: float, seed: int, collapse: int | None = None) -> Result:
+    """Four replicas; v0 is `ratio` of M; all drafts fail from step `collapse` on."""
+    profile = load_profile("qwen3-8b-h100-tp1")
+    verify_s = ratio * profile.replica_spec().fixed_s
+    fleet = FleetPlan(
+        replace(profile, max_num_seqs=64), 4, acceptance=(0.8,) * 8, verify_s=verify_s
+    )
+    drop = FleetEvent(Kind.ACCEPTANCE, at_s=0.0, step=collapse, acceptance=(0.0,) * 8)
+    happens = Happenings(()) if collapse is None else Happenings((drop,))
+    return replay(made_up(TAIL, seed), fleet, drafting_config(policy), Options(scenario=happens))
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.4])
+def test_good_drafts_halve_a_step_and_a_collapse_costs_a_hundredth_of_one(ratio: float) -> None:
+    found = []
+    for seed in range(3):
+        off = drafting_replay("unchanged", 0.0, seed)
+        ours = drafting_replay("critical_path", ratio, seed, collapse=3)
+        took = [ours.steps[i].makespan_s / off.steps[i].makespan_s for i in range(len(off.steps))]
+        assert max(took[:3]) < 0.5
+        found += took[3:]
+    assert np.max(found) <= 1.01
 
 
 # bounds

@@ -12,6 +12,7 @@ from support.acceptance_world import (
 )
 
 from steersman.estimators.speculation import (
+    Verifying,
     best_draft_tokens,
     break_even_acceptance,
     break_even_batch,
@@ -61,6 +62,23 @@ def test_the_largest_draft_can_be_limited_by_replica() -> None:
     assert best.tolist() == [0, 2, 8]
     assert speed[0] == 1.0
     assert speed[1] < speed[2]
+
+
+def test_what_verifying_costs_is_paid_once_for_any_draft_and_for_each_token() -> None:
+    acceptance, batch = np.full((1, 4), 0.7), one(3)
+    plain_s, v0, v1 = 0.012 + 3 * 0.0002, 0.004, 0.0005
+    costs = one(0.012), one(0.0002), 0.0001
+    speed = speed_up(acceptance, batch, *costs, Verifying(one(v0), one(v1)))[0]
+    for k in range(5):
+        takes_s = plain_s + (v0 if k else 0.0) + v1 * k * 3 + 0.0001 * k
+        expected = expected_tokens(acceptance)[0, k] * plain_s / takes_s
+        assert speed[k] == pytest.approx(expected)
+    as_sequences = Verifying(one(0.0), one(0.0002))
+    assert speed_up(acceptance, batch, *costs, as_sequences) == pytest.approx(
+        speed_up(acceptance, batch, *costs)
+    )
+    dear = Verifying(one(1.0), one(v1))
+    assert best_draft_tokens(acceptance, batch, *costs, 4, dear)[0].tolist() == [0]
 
 
 def test_without_positions_nothing_is_drafted() -> None:

@@ -28,5 +28,7 @@ def certain(seen: Observation, length: Ints, plan: FleetPlan) -> Forecast:
             handover_s=np.zeros(r),
             relative_error=np.zeros(r),
             samples=np.full(r, 1000),
+            verify_s=np.zeros(r),
+            verify_token_s=np.full(r, spec.sequence_s),
         ),
     )

@@ -158,6 +158,8 @@ def forecast_of(
             handover_s=np.full(r, 0.02),
             relative_error=np.full(r, np.nan),
             samples=np.full(r, 1000),
+            verify_s=np.zeros(r),
+            verify_token_s=np.full(r, per_sequence_s),
         ),
     )
 

@@ -8,11 +8,12 @@ from support.certain import certain
 from support.observations import forecast_of, observation, replica_table, trajectory_table
 
 from steersman.controller.horizon.ahead import look_ahead, paired_error, simulated_ends
+from steersman.controller.horizon.worlds import Worlds
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.world import World
 from steersman.controller.tournament.clairvoyant import clairvoyant_makespan
 from steersman.controller.tournament.lengths import Lengths, made_up
-from steersman.estimators.forecast import Forecast
+from steersman.estimators.forecast import AcceptanceForecast, Forecast
 from steersman.estimators.lifecycle import Phase
 from steersman.estimators.observation import Objective, Observation, TrainerSignal
 from steersman.mechanisms.simulated.profile import load_profile
@@ -147,3 +148,25 @@ def test_of_very_many_trajectories_fewer_futures_are_drawn(monkeypatch: pytest.M
     seen, forecast = waiting()
     monkeypatch.setattr("steersman.controller.horizon.ahead.MOST_ROWS", 64 * len(PLANS) * 6 + 1)
     assert simulated_ends(seen, forecast, PLANS, 32).shape == (len(PLANS), 6)
+
+
+def test_what_a_replica_drafts_writes_more_tokens_and_is_paid_for() -> None:
+    """One trajectory of 1000 tokens, K = 2 accepted for sure, then never."""
+    seen = observation(
+        trajectory_table([Phase.RUNNING], replica_row=[0]), replica_table(1, draft_tokens=[2])
+    )
+    forecast = forecast_of(seen, [1000.0], fixed_s=0.01, per_sequence_s=0.001)
+    throughput = replace(
+        forecast.throughput, verify_s=np.array([0.005]), verify_token_s=np.array([0.002])
+    )
+    takes_s = 0.01 + 0.001 + 0.005 + 2 * 0.002
+    for chance, written in ((1.0, 3), (0.0, 1)):
+        drafts = AcceptanceForecast(np.full((1, 4), chance), np.ones(1))
+        world = Worlds(
+            seen,
+            replace(forecast, throughput=throughput, acceptance=drafts),
+            np.array([0]),
+            np.array([[1000.0]]),
+        )
+        world.advance(np.inf)
+        assert world.ends_s[0, 0] == pytest.approx(1000 / written * takes_s)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support.observations import forecast_of, observation, replica_table, trajectory_table
 
-from steersman.policies.adaptive.pace import KEEP, LEAST_ITERATIONS, RIGHT, WRONG, Pace
+from steersman.policies.adaptive._counters import LEAST_ITERATIONS
+from steersman.policies.adaptive.pace import KEEP, RIGHT, WRONG, Pace
 
 NOTHING = trajectory_table([])
 
@@ -13,7 +14,7 @@ class Engines:
     """Three, whose iterations take `factor` times what is forecast: M = 10 ms, c = 1 ms."""
 
     def __init__(self) -> None:
-        self.counters = np.zeros((4, 3))
+        self.counters = np.zeros((5, 3))
 
     def run(
         self,
@@ -23,20 +24,23 @@ class Engines:
         iterations: int = 100,
         batch: int = 10,
         prompt: int = 0,
+        drafted: int = 0,
         measured: bool = True,
         alive: bool = True,
     ) -> bool:
         trusted = True
         for _ in range(ticks):
             seconds = iterations * factor * (0.01 + 0.001 * batch)
-            self.counters += np.array([[iterations], [seconds], [iterations * batch], [prompt]])
-            n, busy_s, sequences, prefills = self.counters
+            grown = iterations, seconds, iterations * batch, prompt, drafted
+            self.counters += np.array(grown)[:, None]
+            n, busy_s, sequences, prefills, drafts = self.counters
             table = replica_table(
                 3,
                 iterations=n.astype(np.int64),
                 busy_s=busy_s.copy(),
                 sequences_run=sequences.copy(),
                 prefill_tokens=prefills.astype(np.int64),
+                drafted_at=drafts[:, None].astype(np.int64) // [1, 2],
                 alive=[alive] * 3,
             )
             seen = observation(NOTHING, table)
@@ -73,9 +77,15 @@ def test_trust_comes_back_later_than_it_goes() -> None:
 
 @pytest.mark.parametrize(
     "how",
-    [{"iterations": LEAST_ITERATIONS - 1}, {"prompt": 5}, {"measured": False}, {"alive": False}],
-    ids=["too few iterations", "prefills", "nothing learned yet", "dead"],
-)  # fmt: skip
+    [
+        {"iterations": LEAST_ITERATIONS - 1},
+        {"prompt": 5},
+        {"drafted": 7},
+        {"measured": False},
+        {"alive": False},
+    ],
+    ids=["too few iterations", "prefills", "drafts", "nothing learned yet", "dead"],
+)
 def test_what_cannot_be_compared_is_not(how: dict[str, int]) -> None:
     pace, engines = Pace(), Engines()
     engines.run(pace, 1.0)

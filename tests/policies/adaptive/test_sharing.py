@@ -30,9 +30,9 @@ class Engines:
     ) -> None:
         self.gain, self.off, self.fixed_s = gain, off, fixed_s
         self.rng = np.random.default_rng(seed)
-        self.counters, self.now_s = np.zeros((4, replicas)), 0.0
+        self.counters, self.now_s = np.zeros((5, replicas)), 0.0
 
-    def run(self, sharing: Sharing, steps: int = 4, prompt: int = 0) -> None:
+    def run(self, sharing: Sharing, steps: int = 4, prompt: int = 0, drafted: int = 0) -> None:
         replicas = self.counters.shape[1]
         for _ in range(steps):
             batch = self.rng.integers(4, SLOTS + 1, replicas).astype(float)
@@ -44,19 +44,20 @@ class Engines:
                 n = np.where(busy, np.floor(TICK_S / tau), 0.0)
                 # a busy engine is busy all the time: the rest of an iteration comes along
                 seconds = np.where(busy, n * tau, 0.0)
-                self.counters += np.stack((n, seconds, n * batch, prompt * busy))
+                self.counters += np.stack((n, seconds, n * batch, prompt * busy, drafted * busy))
                 self.now_s += TICK_S
                 sharing.follow(*self.seen())
                 batch = np.maximum(batch - self.rng.integers(0, 4, replicas), 0.0)
 
     def seen(self):  # type: ignore[no-untyped-def]
-        n, busy_s, sequences, prefills = self.counters
+        n, busy_s, sequences, prefills, drafts = self.counters
         table = replica_table(
             len(n),
             iterations=n.astype(np.int64),
             busy_s=busy_s.copy(),
             sequences_run=sequences.copy(),
             prefill_tokens=prefills.astype(np.int64),
+            drafted_at=drafts[:, None].astype(np.int64),
         )
         seen = observation(NOTHING, table, self.now_s)
         return seen, forecast_of(seen, [])
@@ -108,9 +109,10 @@ def test_nothing_follows_from_few_samples_or_from_engines_that_help_each_other()
     assert few.speed_up(1, 8) == other.speed_up(1, 8) == 1.0
 
 
-def test_prefills_say_nothing() -> None:
+@pytest.mark.parametrize("what", ["prompt", "drafted"])
+def test_prefills_and_drafts_say_nothing(what: str) -> None:
     sharing = Sharing()
-    Engines(8, -0.5).run(sharing, prompt=3)
+    Engines(8, -0.5).run(sharing, **{what: 3})
     assert sharing.gain == 0.0
 
 

@@ -9,16 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.observations import forecast_of, random_observation
 
+from steersman.controller.config import GuardConfig
+from steersman.controller.guard import feasible, guard
 from steersman.controller.plugins import load, names
 from steersman.estimators.forecast import AcceptanceForecast, Forecast
-from steersman.estimators.lifecycle import CorrectnessClass
-from steersman.estimators.observation import Observation
-from steersman.policies.contract import SpeculationPolicy
-from steersman.policies.decision import DraftDecision
+from steersman.estimators.lifecycle import CorrectnessClass, Phase
+from steersman.estimators.observation import AS_REPLICA, ONLY_AS_REPLICA, Observation
+from steersman.policies.contract import Drafts, SpeculationPolicy
+from steersman.policies.decision import Action, Decision, DraftDecision
 
 POLICIES = names("policies.speculation")
 every_policy = pytest.mark.parametrize("name", POLICIES)
 TICKS, REPLICAS, DEEPEST = 40, 5, 8
+MOST_TOLD = 64
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -33,6 +36,7 @@ def run_of(seed: int) -> list[Observation]:
     """
     rng = np.random.default_rng(seed)
     seen = random_observation(rng, 120, REPLICAS, slots=16)
+    n = len(seen.trajectories)
     most = rng.choice([0, 1, 4, 8, 16], REPLICAS)
     alive = rng.random(REPLICAS) < 0.8
     counts, run = np.zeros((REPLICAS, DEEPEST), dtype=np.int64), []
@@ -54,9 +58,20 @@ def run_of(seed: int) -> list[Observation]:
             weight_version=np.full(REPLICAS, tick // (TICKS // 2)),
             metrics_age_s=np.where(rng.random(REPLICAS) < 0.1, 30.0, 0.1),
         )
+        # some have a number of their own, on replicas that can draft so many or not
+        own = np.where(rng.random(n) < 0.1, rng.choice([0, 1, 4, 8], n), AS_REPLICA)
+        if seed % 2:
+            own = np.full(n, ONLY_AS_REPLICA)
         step = tick // (TICKS // 2)
         trainer = replace(seen.trainer, step=step, weight_version=step)
-        seen = replace(seen, tick=tick, now_s=seen.now_s + 0.25, replicas=r, trainer=trainer)
+        seen = replace(
+            seen,
+            tick=tick,
+            now_s=seen.now_s + 0.25,
+            replicas=r,
+            trainer=trainer,
+            trajectories=replace(seen.trajectories, draft_tokens=own),
+        )
         run.append(seen)
     return run
 
@@ -80,26 +95,42 @@ def nan_forecast(seen: Observation) -> Forecast:
     )
 
 
-def asked(policy: SpeculationPolicy, seen: Observation, forecast: Forecast) -> list[DraftDecision]:
+def asked(policy: SpeculationPolicy, seen: Observation, forecast: Forecast) -> Drafts:
     return policy.decide(seen, forecast, np.random.default_rng(seen.tick))
 
 
-def said(policy: SpeculationPolicy, run: list[Observation]) -> list[list[DraftDecision]]:
+def said(policy: SpeculationPolicy, run: list[Observation]) -> list[Drafts]:
     return [asked(policy, seen, forecast_for(seen)) for seen in run]
 
 
-def check(name: str, seen: Observation, decisions: list[DraftDecision]) -> None:
-    """Legal: a change, within bounds, of a living replica that can draft, at most one for each."""
+def check(name: str, seen: Observation, decisions: Drafts) -> None:
+    """Legal: a change, within bounds, of a living replica that can draft, or of a trajectory that
+    runs and can be told; at most one for each, and not very many."""
     r = seen.replicas
-    assert len({d.replica for d in decisions}) == len(decisions)
-    for d in decisions:
+    of_replicas = [d for d in decisions if isinstance(d, DraftDecision)]
+    of_single = [d for d in decisions if isinstance(d, Decision)]
+    assert len({d.replica for d in of_replicas}) == len(of_replicas)
+    for d in of_replicas:
         row = r.names.index(d.replica)
         assert r.alive[row]
         assert 0 <= d.draft_tokens <= r.max_draft_tokens[row]
         assert d.draft_tokens != r.draft_tokens[row]
+    assert len({d.trajectory_id for d in of_single}) == len(of_single) <= MOST_TOLD
+    t = seen.trajectories
+    for d in of_single:
+        assert d.action is Action.SPECULATE
+        assert t.trajectory_id[d.row] == d.trajectory_id
+        assert t.phase[d.row] == Phase.RUNNING
+        assert t.draft_tokens[d.row] not in (d.draft_tokens, ONLY_AS_REPLICA)
+        assert AS_REPLICA <= d.draft_tokens <= r.max_draft_tokens[t.replica_row[d.row]]
+    for d in decisions:
         assert type(d.draft_tokens) is int
         assert d.policy == name
         assert d.reason
+    # what the guard is for elsewhere must not be needed here
+    kept, dropped = guard(seen, of_single, GuardConfig())
+    assert (len(kept), dropped) == (len(of_single), [])
+    assert feasible(seen, of_replicas) == of_replicas
 
 
 @every_policy
@@ -131,7 +162,7 @@ def test_a_fleet_without_replicas_or_trajectories_is_no_error(name: str) -> None
     rng, policy = np.random.default_rng(0), build(name)
     for trajectories, replicas in ((0, 0), (0, 3)):
         seen = random_observation(rng, trajectories, replicas)
-        assert policy.decide(seen, forecast_for(seen), rng) == []
+        assert list(policy.decide(seen, forecast_for(seen), rng)) == []
 
 
 @every_policy

@@ -10,11 +10,12 @@ from support.observations import forecast_of, observation, replica_table, trajec
 from steersman.controller.plugins import load, names
 from steersman.estimators.forecast import AcceptanceForecast
 from steersman.estimators.lifecycle import Phase
-from steersman.estimators.observation import Observation
+from steersman.estimators.observation import ONLY_AS_REPLICA, Observation
 from steersman.estimators.speculation import expected_tokens
 from steersman.mechanisms.simulated.core import SimulatedCore
 from steersman.mechanisms.simulated.spec import ReplicaSpec, Trajectories
 from steersman.policies.contract import SpeculationPolicy
+from steersman.policies.decision import DraftDecision
 
 SLOTS, TICK_S, DEEPEST = 64, 0.5, 8
 FIXED_S, SEQUENCE_S, ACCEPTED = 0.012, 0.001, 0.75
@@ -33,7 +34,8 @@ class Batch:
         self.core.add_replica(spec)
         self.rows = self.core.add(Trajectories.of_one_turn(self.lengths.tolist()))
         self.core.submit(self.rows, np.zeros(SLOTS, dtype=np.int64))
-        self.tokens, self.accepted, self.sequences = 0, 0.0, 0.0
+        self.tokens, self.sequences = 0, 0.0
+        self.drafted, self.accepted = np.zeros((2, DEEPEST))
 
     def draft(self, tokens: int) -> None:
         self.tokens = tokens
@@ -43,13 +45,16 @@ class Batch:
         state, written = self.core.state(), self.core.generated_tokens()
         new = float(state.sequences_run[0]) - self.sequences
         self.sequences += new
-        self.accepted += new * (EXPECTED[self.tokens] - 1)
+        deep = np.arange(DEEPEST) < self.tokens
+        self.drafted += new * deep
+        self.accepted += new * deep * ACCEPTED ** np.arange(1, DEEPEST + 1)
         left = written < self.lengths - 1e-6
         return observation(
             trajectory_table(
                 np.where(left, int(Phase.RUNNING), int(Phase.ENDED)).tolist(),
                 replica_row=np.where(left, 0, -1),
                 generated_tokens=written.astype(np.int64),
+                draft_tokens=np.full(SLOTS, ONLY_AS_REPLICA),
             ),
             replica_table(
                 1,
@@ -60,9 +65,10 @@ class Batch:
                 iterations=state.iterations.astype(np.int64),
                 busy_s=state.busy_s,
                 sequences_run=state.sequences_run,
-                accepted_at=np.array([[round(self.accepted)]]),
-                drafted_at=np.array([[round(self.sequences)]]),
+                accepted_at=np.rint(self.accepted[None]).astype(np.int64),
+                drafted_at=np.rint(self.drafted[None]).astype(np.int64),
             ),
+            now_s=tick * TICK_S,
             tick=tick,
         )
 
@@ -75,6 +81,7 @@ class Batch:
             left = np.maximum(self.lengths - self.core.generated_tokens(), 0.0)
             forecast = forecast_of(seen, left.tolist(), FIXED_S, SEQUENCE_S)
             for d in policy.decide(seen, replace(forecast, acceptance=known), rng):
+                assert isinstance(d, DraftDecision)
                 self.draft(d.draft_tokens)
             tick += 1
             self.core.advance(tick * TICK_S)
