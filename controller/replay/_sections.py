@@ -46,7 +46,7 @@ class WeightsSection(msgspec.Struct, frozen=True):
 class SpeculationSection(msgspec.Struct, frozen=True):
     """What drafting is worth."""
 
-    acceptance: list[float] = []
+    acceptance: list[float] | str = []
     draft_token_s: float = 0.0
     verify_s: float = 0.0
     draft_tokens: int = 0

@@ -30,7 +30,8 @@
     at_s = [120.0, 240.0]               # (after every batch); "trace": as the trace tells
 
     [speculation]
-    acceptance = [0.8, 0.7, 0.6]        # of each draft position, given that all before were
+    acceptance = [0.8, 0.7, 0.6]        # of each draft position, given that all before were;
+                                        # "trace": as the trace tells
     draft_token_s = 0.0005              # (0)
     verify_s = 0.002                    # of an iteration with any draft (0)
     draft_tokens = 2                    # at the beginning (0)
@@ -90,13 +91,14 @@ class Scenario:
         profile: HardwareProfile | None,
         replicas: int,
         trace_times: Callable[[], tuple[float, ...]] = tuple,
+        trace_acceptance: Callable[[], tuple[float, ...]] = tuple,
     ) -> tuple[FleetPlan, Happenings]:
         """The fleet, and what befalls it.
 
         `profile` and `replicas` hold where the file names no replicas; `trace_times` says when the
-        trace's weights changed.
+        trace's weights changed, `trace_acceptance` which of its drafts were accepted.
         """
-        plan = self._fleet(profile, replicas)
+        plan = self._fleet(profile, replicas, trace_acceptance)
         events, absent = list[FleetEvent](), list[int]()
         for number, said in enumerate(self.file.events):
             where = f"{self.name}: events[{number}]"
@@ -108,10 +110,17 @@ class Scenario:
         plan = replace(plan, absent=tuple(absent), **_best(plan, events))
         return plan, Happenings(tuple(events), self._weights(trace_times))
 
-    def _fleet(self, profile: HardwareProfile | None, replicas: int) -> FleetPlan:
+    def _fleet(
+        self,
+        profile: HardwareProfile | None,
+        replicas: int,
+        trace_acceptance: Callable[[], tuple[float, ...]],
+    ) -> FleetPlan:
         s = self.file.speculation
         more: dict[str, Any] = {
-            "acceptance": tuple(s.acceptance),
+            "acceptance": self._told(
+                "speculation.acceptance", s.acceptance, "probabilities", trace_acceptance
+            ),
             "draft_token_s": s.draft_token_s,
             "verify_s": s.verify_s,
             "draft_tokens": s.draft_tokens,
@@ -139,16 +148,24 @@ class Scenario:
 
     def _weights(self, trace_times: Callable[[], tuple[float, ...]]) -> WeightUpdates:
         said = self.file.weights
-        if isinstance(said.at_s, list):
-            at_s = tuple(said.at_s)
-        elif said.at_s == FROM_TRACE:
-            at_s = trace_times()
-        else:
-            raise InvalidInputError(
-                f'{self.name}: weights.at_s is {said.at_s!r}; valid: "{FROM_TRACE}" or a list of '
-                "seconds"
-            )
+        at_s = self._told("weights.at_s", said.at_s, "seconds", trace_times)
         return WeightUpdates(said.update, said.seconds, at_s)
+
+    def _told(
+        self,
+        key: str,
+        said: list[float] | str,
+        what: str,
+        by_trace: Callable[[], tuple[float, ...]],
+    ) -> tuple[float, ...]:
+        """A list, or what the trace tells."""
+        if isinstance(said, list):
+            return tuple(said)
+        if said == FROM_TRACE:
+            return by_trace()
+        raise InvalidInputError(
+            f'{self.name}: {key} is {said!r}; valid: "{FROM_TRACE}" or a list of {what}'
+        )
 
 
 def _profile(said: ReplicasSection, where: str) -> HardwareProfile:

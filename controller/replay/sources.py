@@ -3,6 +3,8 @@
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from steersman.controller.calibration.steps import Plan, Step, made_up_steps
 from steersman.controller.calibration.tables import samples_from_csv
 from steersman.controller.replay.workload import Asked, Workload, workload_of
@@ -11,6 +13,7 @@ from steersman.controller.runs.table import read_run
 from steersman.controller.trace import records
 from steersman.controller.trace.reader import TraceReader
 from steersman.estimators.errors import InvalidInputError
+from steersman.mechanisms.fleet import ReplicaStats
 
 RUN_TABLES, TRACES, TABLES = (".parquet",), (".jsonl",), (".csv", ".csv.gz")
 PROMPT_TOKENS = 256
@@ -57,6 +60,33 @@ def weight_times(path: Path) -> tuple[float, ...]:
             "as a list of seconds"
         )
     return tuple(pushed_s)
+
+
+def accepted_by_position(path: Path) -> tuple[float, ...]:
+    """Share of a trace's drafts that was accepted at each position, given those before it.
+
+    From its last reports of every replica; of the drafts that reached a position, those count
+    that were long enough to go on (`estimators.acceptance`).
+    """
+    last: dict[str, ReplicaStats] = {}
+    if path.name.endswith(TRACES):
+        for record in TraceReader(path):
+            if isinstance(record, records.ReplicaReport):
+                last[record.replica] = record.stats
+    depth = max((len(stats.drafted_at) for stats in last.values()), default=0)
+    counts = np.zeros((2, depth))
+    for stats in last.values():
+        counts[0, : len(stats.drafted_at)] += stats.drafted_at
+        counts[1, : len(stats.accepted_at)] += stats.accepted_at
+    drafted, accepted = counts
+    if not drafted.any():
+        raise InvalidInputError(
+            f"{path} tells of no drafts; valid: a trace (.jsonl) that does, or "
+            "speculation.acceptance as a list of probabilities"
+        )
+    tries = drafted.copy()
+    tries[1:] = accepted[:-1] * drafted[1:] / np.maximum(drafted[:-1], 1.0)
+    return tuple((accepted / np.maximum(tries, np.maximum(accepted, 1.0))).tolist())
 
 
 def _asked(number: int, step: Step) -> Asked:

@@ -13,7 +13,12 @@ from steersman.controller.replay.events import Happenings
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.run import Options, Result, replay
 from steersman.controller.replay.scenario import Scenario
-from steersman.controller.replay.sources import TABLES, load_workload, weight_times
+from steersman.controller.replay.sources import (
+    TABLES,
+    accepted_by_position,
+    load_workload,
+    weight_times,
+)
 from steersman.controller.replay.summary import PolicySummary, summarize
 from steersman.controller.replay.workload import Workload
 from steersman.estimators.errors import InvalidInputError
@@ -121,7 +126,12 @@ def _fleet(args: argparse.Namespace) -> tuple[FleetPlan, Happenings]:
     if path is None and args.profile is None:
         raise InvalidInputError("there is no --profile; valid names: `steersman profile list`")
     profile = None if args.profile is None else load_profile(args.profile)
-    plan, happenings = scenario.applied(profile, args.replicas, lambda: weight_times(args.path))
+    plan, happenings = scenario.applied(
+        profile,
+        args.replicas,
+        lambda: weight_times(args.path),
+        lambda: accepted_by_position(args.path),
+    )
     if args.max_num_seqs is not None:
         each = tuple(replace(own, max_num_seqs=args.max_num_seqs) for own in plan.each)
         plan = replace(plan, profile=each[0], profiles=each if plan.profiles else ())

@@ -10,14 +10,17 @@ from support.small_replay import small_workload
 
 from steersman.controller import cli
 from steersman.controller.config import load_config
+from steersman.controller.replay._sections import ScenarioFile, SpeculationSection
 from steersman.controller.replay.events import Happenings, Kind, Update, WeightUpdates
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.run import Options, replay
 from steersman.controller.replay.scenario import Scenario
-from steersman.controller.replay.sources import weight_times
+from steersman.controller.replay.sources import accepted_by_position, weight_times
 from steersman.controller.trace import records
 from steersman.controller.trace.writer import TraceWriter
 from steersman.estimators.errors import InvalidInputError
+from steersman.mechanisms.fleet import ReplicaStats
+from steersman.mechanisms.simulated.profile import load_profile
 
 FILE = """
 [[replicas]]
@@ -105,6 +108,7 @@ WRONG = [
     ("[weights]\nat_s = [3, 1]", "weights.at_s is not an increasing list"),
     ('[weights]\nat_s = "trce"', "weights.at_s is 'trce'; valid: \"trace\""),
     ("[speculation]\nacceptance = [1.5]", "acceptance is 1.5; valid: from 0 to 1"),
+    ('[speculation]\nacceptance = "trce"', "speculation.acceptance is 'trce'; valid: \"trace\""),
     ("[speculation]\nverify_s = -1", "verify_s is -1.0; valid: 0 or more"),
     ("[speculation]\ndraft_tokens = 1", "draft_tokens is 1; valid: 0 to 0"),
     ('[[replicas]]\nprofile = "qwen3-8b-h100-tp1"\ncount = 0', "replicas[0].count is 0; valid"),
@@ -212,6 +216,30 @@ def write_pushes(path: Path, begun_s: float, pushed_s: list[float]) -> None:
     for record in sorted([request, *pushes], key=lambda record: record.t_s):
         trace.write(record)
     trace.close()
+
+
+def test_a_trace_tells_which_drafts_were_accepted(tmp_path: Path) -> None:
+    """Half of the drafts have two tokens; the second is accepted in 30 of 40 tries."""
+    path = tmp_path / "trace.jsonl"
+    trace = TraceWriter(path)
+    trace.write(records.RunStarted(t_s=0.0, started_unix_s=0.0, config={}, replicas=[], seed=0))
+    for replica, t_s, drafted, accepted in (
+        ("a", 1.0, [10], [9]),
+        ("a", 2.0, [100, 50], [80, 30]),
+        ("b", 2.0, [], []),
+    ):
+        stats = ReplicaStats(drafted_at=drafted, accepted_at=accepted, reported_s=t_s)
+        trace.write(records.ReplicaReport(t_s=t_s, replica=replica, alive=True, stats=stats))
+    trace.close()
+    assert accepted_by_position(path) == pytest.approx((0.8, 0.75))
+    said = Scenario(ScenarioFile(speculation=SpeculationSection(acceptance="trace")))
+    plan, _ = said.applied(
+        load_profile("qwen3-8b-h100-tp1"), 2, trace_acceptance=lambda: accepted_by_position(path)
+    )
+    assert plan.acceptance == pytest.approx((0.8, 0.75))
+    write_pushes(tmp_path / "none.jsonl", begun_s=1.5, pushed_s=[])
+    with pytest.raises(InvalidInputError, match="tells of no drafts"):
+        accepted_by_position(tmp_path / "none.jsonl")
 
 
 def test_a_trace_tells_when_its_weights_changed(tmp_path: Path) -> None:
