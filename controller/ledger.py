@@ -249,6 +249,8 @@ class Ledger:
                 tokens=len(end.tokens),
                 spans=end.spans,
                 detail=end.detail,
+                drafted_at=end.drafted_at,
+                accepted_at=end.accepted_at,
             )
         )
 

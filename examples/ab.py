@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, default=6, help="blocks that are counted (6)")
     parser.add_argument("--seed", type=int, default=0, help="prompts, samples and policies (0)")
     parser.add_argument("--replicas", type=int, default=2, help="vLLM engines (2)")
+    parser.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=0,
+        metavar="K",
+        help="tokens that engines can draft, for settings with speculation.name=... (0: none)",
+    )
     parser.add_argument("--ray", metavar="ADDRESS", help="a running Ray cluster (default: local)")
     parser.add_argument(
         "--model", type=Path, metavar="FOLDER", help="other weights for the demo's task"
@@ -64,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("steps", "blocks", "replicas"):
         if getattr(args, name) < 1:
             raise InvalidInputError(f"--{name} is {getattr(args, name)}; valid: 1 or more")
+    if args.draft_tokens < 0:
+        raise InvalidInputError(f"--draft-tokens is {args.draft_tokens}; valid: 0 or more")
     if len({setting.name for setting in settings}) < max(2, len(settings)):
         raise InvalidInputError("--policy must name two or more different settings")
     result = asyncio.run(_live(args, settings))
@@ -89,7 +98,9 @@ async def _live(args: argparse.Namespace, settings: Sequence["Setting"]) -> dict
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
     console.print(f"starting {args.replicas} vLLM engines on Ray ...")
-    engine = EngineOptions(dtype="float32", max_model_len=1024, max_num_seqs=64)
+    engine = EngineOptions(
+        dtype="float32", max_model_len=1024, max_num_seqs=64, draft_tokens=args.draft_tokens
+    )
     fleet = await RayVllmFleet.launch(
         model, replicas=args.replicas, address=args.ray, engine=engine
     )
@@ -108,6 +119,7 @@ async def _live(args: argparse.Namespace, settings: Sequence["Setting"]) -> dict
         "blocks": args.blocks,
         "seed": args.seed,
         "replicas": args.replicas,
+        "draft_tokens": args.draft_tokens,
         "lengths": "free" if args.free else "recorded",
         "settings": summarize(settings, played),
     }
@@ -141,7 +153,10 @@ def _print_table(result: dict[str, Any]) -> None:
 
     title = f"{TIER}: {result['blocks']} blocks of {result['steps_per_block']} steps, paired"
     table = Table(title=title, title_justify="left")
-    columns = [name for name in result["settings"][0] if name not in ("block_s", "controller")]
+    hidden = {"block_s", "controller"} | (
+        set() if result["draft_tokens"] else {"accepted_per_draft"}
+    )
+    columns = [name for name in result["settings"][0] if name not in hidden]
     for name in columns:
         table.add_column(name, justify="left" if name == "setting" else "right", overflow="fold")
     for row in result["settings"]:

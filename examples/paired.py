@@ -4,9 +4,10 @@ The work is a number of *blocks*, each of some consecutive steps.  The settings 
 step, in the reverse order at every other (ABBA), so that what else happens on the machine hits all
 of them.  Each has a session of its own, in which its controller learns on and its parked answers
 wait.  Before every step the weights are pushed anew under the next version, outside of the measured
-time: the lag bound and the engines' caches are then as in training.  At a block's end each setting
-drains what it has put off; a block's seconds are those of its rollouts and of that drain.  The
-first block is not counted.
+time: the lag bound and the engines' caches are then as in training.  Engines are told to draft
+nothing until the controller says otherwise, and sessions do not draft from each other's text, so a
+setting's siblings and history are its own.  At a block's end each setting drains what it has put
+off; a block's seconds are those of its rollouts and of that drain.  The first block is not counted.
 
 Equal work.  All answers are first drawn once, undisturbed.  From then on a trajectory writes
 exactly as many tokens as it did then, wherever and in however many pieces it runs
@@ -43,6 +44,8 @@ from steersman.mechanisms.fleet import (
 
 LARGE_SAMPLE = STUDENT_975[-1]
 """For more pairs than the table has: a little too wide an interval."""
+DRAFT_COUNTS = ("drafts", "drafted", "accepted")
+"""What a replica's `draft_classes` hold, in this order."""
 UNCOUNTED = 1
 """Blocks played first: compiling, first calls, and estimators that know nothing yet."""
 
@@ -97,6 +100,8 @@ class Played:
     """Answers delivered in a later step than their own."""
     deferred: int = 0
     moved: int = 0
+    drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By where they came from: "drafts" verified, tokens "drafted" and "accepted"."""
     controller: str = ""
     """Who decided in the end: a policy that failed was replaced by the default rule."""
 
@@ -214,7 +219,7 @@ class Bench:
         played: Played,
     ) -> None:
         """One step of one setting."""
-        work = self.work
+        work, before = self.work, self._drafts()
         await self._push(session)
         started_s = time.monotonic()
         groups = await session.rollout(
@@ -222,6 +227,7 @@ class Bench:
         )
         played.step_s.append(time.monotonic() - started_s)
         played.owed += len(prompts) * work.group_size
+        played.drafts += self._drafts() - before
         _book(groups, played)
 
     async def drain(self, session: RolloutSession, played: Played) -> None:
@@ -232,7 +238,18 @@ class Bench:
         played.drain_s.append(time.monotonic() - started_s if groups else 0.0)
         _book(groups, played)
 
+    def _drafts(self) -> Counter[tuple[str, str]]:
+        """All engines' counts since they started, as far as they have been reported."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for info in self.fleet.replicas:
+            for source, three in self.fleet.stats(info.name).draft_classes.items():
+                for what, count in zip(DRAFT_COUNTS, three, strict=True):
+                    counts[source, what] += count
+        return counts
+
     async def _push(self, session: RolloutSession) -> None:
+        for info in self.fleet.replicas:
+            self.fleet.draft(info.name, 0)  # as the setting before it found them
         await session.push_weights(self.tensors, session.weight_version + 1)
 
 
@@ -274,11 +291,21 @@ def summarize(settings: Sequence[Setting], played: dict[str, Played]) -> list[di
                 "moved": own.moved,
                 "lost": own.owed - len(own.answers),
                 "doubled": own.answers.total() - len(own.answers),
+                "accepted_per_draft": _accepted_per_draft(own.drafts),
                 "controller": own.controller,
                 "block_s": [round(s, 3) for s in own.block_s],
             }
         )
     return rows
+
+
+def _accepted_per_draft(drafts: Counter[tuple[str, str]]) -> dict[str, float]:
+    """By source and in "all": tokens kept of a draft, on average; empty where nobody drafted."""
+    sources = sorted({source for source, what in drafts if what == "drafts"})
+    kept = {s: (drafts[s, "accepted"], drafts[s, "drafts"]) for s in sources if drafts[s, "drafts"]}
+    if kept:
+        kept["all"] = sum(a for a, _ in kept.values()), sum(n for _, n in kept.values())
+    return {source: round(accepted / n, 3) for source, (accepted, n) in kept.items()}
 
 
 def paired_ratio(own: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:

@@ -91,6 +91,9 @@ class AttemptEnd:
     spans: list[VersionSpan]
     """Cover all of `tokens`, in order."""
     detail: str = ""
+    drafted_at: list[int] = field(default_factory=list)
+    """Tokens drafted for it at each position, as far as any were; so are those accepted."""
+    accepted_at: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -185,6 +185,9 @@ class AttemptEnded(Base, frozen=True, kw_only=True):
     tokens: int
     spans: list[VersionSpan]
     detail: str = ""
+    drafted_at: list[int] = msgspec.field(default_factory=list)
+    """Tokens drafted for it at each position, as far as any were; so are those accepted."""
+    accepted_at: list[int] = msgspec.field(default_factory=list)
 
 
 Segment = tuple[int, str, int, int]

@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from steersman.mechanisms.fleet import (
     Sampling,
     VersionSpan,
 )
+from steersman.mechanisms.ray_vllm.draft_control import DraftControl, extra_args
+from steersman.mechanisms.ray_vllm.draft_counters import NO_SLOT
 from steersman.mechanisms.ray_vllm.options import ReplicaSpec
 from steersman.mechanisms.ray_vllm.weights import Packed, write_folder
 from steersman.mechanisms.ray_vllm.wire import Command, End, Mailbox, Reply
@@ -39,6 +41,7 @@ SCORE_PRIORITY = -(1 << 30)
 """Scoring is one iteration that a trainer waits for: before everything else."""
 PR_SET_PDEATHSIG = 1
 """Linux: the signal to get when the parent dies."""
+EXTENSION = "steersman.mechanisms.ray_vllm.extension.SteersmanExtension"
 REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH, "abort": EndReason.ABORT}
 
 
@@ -48,6 +51,10 @@ class _Request:
     request: AttemptRequest
     in_engine: bool = False
     aborted: bool = False
+    draft_tokens: int | None = None
+    """As commanded since it was started."""
+    slot: int = NO_SLOT
+    """Where its drafts are counted."""
 
 
 @dataclass(eq=False)
@@ -79,6 +86,7 @@ class Replica:
         self._engine: Any = None
         self._counters: Any = None
         self._info: ReplicaInfo | None = None
+        self._drafts = DraftControl(spec.engine.draft_tokens, self._commanded_drafts)
 
     async def launch(self, files: list[Any]) -> ReplicaInfo:
         """Start the engine.
@@ -93,6 +101,7 @@ class Replica:
         else:
             config = self._build(self._spec.model)
         await self._engine.update_weight_version(str(self._weight_version))
+        await self._drafts.arm(self._engine)
         self._vocabulary = config.model_config.get_vocab_size()
         self._info = ReplicaInfo(
             name=self._spec.name,
@@ -100,6 +109,7 @@ class Replica:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_model_len=config.model_config.max_model_len,
             kv_capacity_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+            max_draft_tokens=self._drafts.max_draft_tokens,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
         )
         return self._info
@@ -112,11 +122,9 @@ class Replica:
 
         arguments = {
             "seed": self._spec.seed,
+            "worker_extension_cls": EXTENSION,
             **self._spec.engine.engine_args(model, self._on_gpu),
         }
-        arguments["worker_extension_cls"] = (
-            "steersman.mechanisms.ray_vllm.extension.SteersmanExtension"
-        )
         if not self._on_gpu:
             import vllm.utils.system_utils as system_utils
 
@@ -127,7 +135,7 @@ class Replica:
             # Creating the configuration forces "spawn" on CPU; forking is safe without CUDA.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
             os.register_at_fork(after_in_child=_die_with_parent)
-        self._counters = Counters(lambda: self._engine.get_num_unfinished_requests())
+        self._counters = Counters(lambda: self._engine.get_num_unfinished_requests(), self._drafts)
         self._engine = AsyncLLM.from_vllm_config(
             config, stat_loggers=[lambda config, index: self._counters]
         )
@@ -145,14 +153,26 @@ class Replica:
 
         return [os.getpid(), *(child.pid or 0 for child in multiprocessing.active_children())]
 
+    async def drafting(self) -> tuple[str, str, str]:
+        """The machine's id in Ray, why nothing is drafted (or ""), the store's keeper (or "")."""
+        import ray
+
+        node: str = ray.get_runtime_context().get_node_id()
+        return node, self._drafts.refusal, self._drafts.host
+
+    async def attach_drafts(self, store: str, host: str) -> str:
+        """Draft from this machine's store `store`, kept by actor `host`; answers why not, or ""."""
+        return await self._drafts.attach(self._engine, store, host)
+
     async def command(self, client: str, command: Command) -> None:
-        """Start and abort attempts, in the order of the commands' numbers."""
+        """Start and abort attempts and set their drafts, in the order of the commands' numbers."""
         driver = self._driver(client)
         driver.early[command.number] = command
         while (present := driver.early.pop(driver.applied + 1, None)) is not None:
             driver.applied += 1
             for handle, request in present.starts:
                 self._start(driver, _Request(handle, request))
+            self._draft(driver, present)
             await self._abort([driver.requests.get(handle) for handle in present.aborts])
 
     async def poll(self, client: str, acknowledged: int, wait_s: float) -> Reply:
@@ -205,6 +225,7 @@ class Replica:
     # -- one request -----------------------------------------------------------------------------
 
     def _start(self, driver: _Driver, request: _Request) -> None:
+        request.slot = self._drafts.take_slot()
         driver.requests[request.handle] = request
         driver.mailbox.wake()
         if self._engine.get_num_unfinished_requests() == 0:
@@ -227,7 +248,8 @@ class Replica:
                 return
             end = End(handle, EndReason.ERROR, [], _one_line(error.__cause__ or error))
         del driver.requests[handle]
-        driver.mailbox.finish(end)
+        drafted_at, accepted_at = self._drafts.free_slot(request.slot)
+        driver.mailbox.finish(replace(end, drafted_at=drafted_at, accepted_at=accepted_at))
         if self._engine.get_num_unfinished_requests() == 0:
             self._counters.idle()
 
@@ -241,7 +263,7 @@ class Replica:
         running.in_engine = True
         stream = self._engine.generate(
             {"type": "token", "prompt_token_ids": request.token_ids},
-            _engine_sampling(request),
+            _engine_sampling(request, running.slot),
             request.attempt_id,
             priority=request.priority,
         )
@@ -280,6 +302,23 @@ class Replica:
                 f"token ids {min(token_ids)} to {max(token_ids)} are not all in the model's "
                 f"vocabulary of {self._vocabulary}"
             )
+
+    def _draft(self, driver: _Driver, command: Command) -> None:
+        for handle, draft_tokens in command.speculate.items():
+            if (request := driver.requests.get(handle)) is not None:
+                request.draft_tokens = draft_tokens
+        something = command.draft is not None or command.speculate
+        if something and self._drafts.change(command.draft):
+            self._spawn(self._drafts.tell(self._engine))
+
+    def _commanded_drafts(self) -> dict[str, int]:
+        """Tokens to draft for each attempt that was given a number since it was started."""
+        return {
+            request.request.attempt_id: request.draft_tokens
+            for driver in self._drivers.values()
+            for request in driver.requests.values()
+            if request.draft_tokens is not None
+        }
 
     async def _abort(self, requests: list[_Request | None]) -> None:
         in_engine = []
@@ -337,7 +376,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _engine_sampling(request: AttemptRequest) -> Any:
+def _engine_sampling(request: AttemptRequest, slot: int) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -355,6 +394,7 @@ def _engine_sampling(request: AttemptRequest) -> Any:
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
+        extra_args=extra_args(request, slot),
     )
 
 

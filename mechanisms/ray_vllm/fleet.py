@@ -29,6 +29,7 @@ from steersman.mechanisms.fleet import (
 )
 from steersman.mechanisms.ray_vllm.actor import Replica
 from steersman.mechanisms.ray_vllm.cluster import Connection, check_gpus, connect, disconnect
+from steersman.mechanisms.ray_vllm.draft_hosts import DraftHosts
 from steersman.mechanisms.ray_vllm.launcher import Launcher, describe
 from steersman.mechanisms.ray_vllm.link import Link, ReplicaLostError
 from steersman.mechanisms.ray_vllm.options import EngineOptions
@@ -49,6 +50,7 @@ class RayVllmFleet:
         namespace: str,
         launcher: Launcher | None,
         stall_timeout_s: float,
+        drafts: DraftHosts,
     ) -> None:
         self.changed = asyncio.Event()
         self.namespace = namespace
@@ -57,6 +59,7 @@ class RayVllmFleet:
         """Address of the cluster, for `attach`."""
         self._connection = connection
         self._launcher = launcher
+        self._drafts = drafts
         self._stall_timeout_s = stall_timeout_s
         self._client = uuid.uuid4().hex
         self._links: dict[str, Link] = {}
@@ -93,13 +96,15 @@ class RayVllmFleet:
             raise InvalidInputError(f"{replicas} replicas with {len(pools)} pools; one pool each")
         namespace = namespace or f"steersman-{uuid.uuid4().hex[:8]}"
         connection = connect(address, namespace, log_to_driver)
+        engine = engine or EngineOptions()
         launcher = None
+        drafts = DraftHosts(namespace, engine.draft_store_tokens, detached, weight_version)
         try:
             if connection.started:
                 check_gpus(replicas * num_gpus)
             launcher = Launcher(
                 model=os.fspath(model_dir),
-                engine=engine or EngineOptions(),
+                engine=engine,
                 num_cpus=0.0 if connection.started else num_cpus,
                 num_gpus=num_gpus,
                 namespace=namespace,
@@ -107,10 +112,13 @@ class RayVllmFleet:
                 weight_version=weight_version,
                 timeout_s=launch_timeout_s,
             )
-            fleet = cls(connection, namespace, launcher, stall_timeout_s)
+            fleet = cls(connection, namespace, launcher, stall_timeout_s, drafts)
             for info, actor in await launcher.launch(pools):
-                fleet._join(info, actor, owned=not detached)
+                link = fleet._join(info, actor, owned=not detached)
+                if engine.draft_tokens:
+                    await drafts.serve(link.call, info.name)
         except BaseException:
+            drafts.kill()
             if launcher is not None:
                 launcher.kill_all()
             disconnect(connection)
@@ -132,12 +140,15 @@ class RayVllmFleet:
         connection = connect(address or (None if ray.is_initialized() else "auto"), namespace)
         try:
             found = [await describe(name, namespace, ATTACH_TIMEOUT_S) for name in names]
-            fleet = cls(connection, namespace, None, stall_timeout_s)
+            drafts = DraftHosts(namespace, EngineOptions().draft_store_tokens, detached=True)
+            fleet = cls(connection, namespace, None, stall_timeout_s, drafts)
         except BaseException:
             disconnect(connection)
             raise
         for info, actor in found:
-            fleet._join(info, actor, owned=False)
+            link = fleet._join(info, actor, owned=False)
+            if info.max_draft_tokens:
+                await drafts.serve(link.call, info.name)
         return fleet
 
     @property
@@ -152,6 +163,7 @@ class RayVllmFleet:
 
     def start(self, replica: str, request: AttemptRequest) -> Attempt:
         attempt = Attempt(request, replica)
+        attempt.on_end(self._drafts.ended)
         if replica in self._links:
             self._links[replica].start(attempt)
         else:
@@ -162,6 +174,14 @@ class RayVllmFleet:
     def abort(self, attempt: Attempt) -> None:
         if attempt.end is None:
             self._links[attempt.replica].abort(attempt)
+
+    def draft(self, replica: str, draft_tokens: int) -> None:
+        if replica in self._links:
+            self._links[replica].draft(draft_tokens)
+
+    def speculate(self, attempt: Attempt, draft_tokens: int) -> None:
+        if attempt.end is None:
+            self._links[attempt.replica].speculate(attempt, draft_tokens)
 
     async def update_weights(
         self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
@@ -176,6 +196,7 @@ class RayVllmFleet:
                 return_exceptions=True,
             )
             self._raise_unless_lost(pushed)
+            self._drafts.advance(weight_version)
             self._weights = packed, weight_version
             return await self._check(self._living(), weight_version, probes)
 
@@ -190,6 +211,8 @@ class RayVllmFleet:
         ((info, actor),) = await self._launcher.launch([pool])
         async with self._changing:
             link = self._join(info, actor, owned=not self._launcher.detached, listed=False)
+            if self._launcher.engine.draft_tokens:
+                await self._drafts.serve(link.call, info.name)
             if self._weights is not None:
                 await link.update_weights(*self._weights)
             # Listed only now: nothing may be started on it with old weights.
@@ -216,6 +239,7 @@ class RayVllmFleet:
         self._closed = True
         try:
             await asyncio.gather(*(link.close() for link in self._links.values()))
+            await self._drafts.close()
         finally:
             if self._launcher is not None and not self._launcher.detached:
                 self._launcher.kill_all()

@@ -81,6 +81,8 @@ class Link:
         self._commands = itertools.count(1)
         self._starts: list[int] = []
         self._aborts: list[int] = []
+        self._speculate: dict[int, int] = {}
+        self._draft: int | None = None
         self._flushing = False
         self._confirmed: int | None = None
         """Weight version that the replica has taken on since the poll under way was sent."""
@@ -107,6 +109,17 @@ class Link:
         if (handle := self._handle_of.get(attempt)) is not None:
             self._aborts.append(handle)
             self._flush_soon()
+
+    def speculate(self, attempt: Attempt, draft_tokens: int) -> None:
+        """Draft so many tokens for the attempt alone."""
+        if (handle := self._handle_of.get(attempt)) is not None:
+            self._speculate[handle] = draft_tokens
+            self._flush_soon()
+
+    def draft(self, draft_tokens: int) -> None:
+        """Draft so many tokens for attempts without a number of their own."""
+        self._draft = draft_tokens
+        self._flush_soon()
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """A call's answer; raises `ReplicaLostError` if the replica dies before it comes."""
@@ -169,8 +182,8 @@ class Link:
         """Send what this turn of the loop asked for."""
         self._flushing = False
         starts = [(h, self._logs[h].attempt.request) for h in self._starts if h in self._logs]
-        command = Command(next(self._commands), starts, self._aborts)
-        self._starts, self._aborts = [], []
+        command = Command(next(self._commands), starts, self._aborts, self._speculate, self._draft)
+        self._starts, self._aborts, self._speculate, self._draft = [], [], {}, None
         if not self.alive:
             return
         try:
@@ -249,7 +262,10 @@ def _end(running: _Log, reason: EndReason, detail: str, end: End | None = None) 
     if not spans or spans[-1].end != len(running.tokens):
         # The engine did not say, so what was known when the tokens arrived counts.
         spans = to_spans(running.versions)
-    return AttemptEnd(reason, running.tokens, running.logprobs, spans, detail)
+    drafted_at, accepted_at = (end.drafted_at, end.accepted_at) if end is not None else ([], [])
+    return AttemptEnd(
+        reason, running.tokens, running.logprobs, spans, detail, drafted_at, accepted_at
+    )
 
 
 def _future(reference: Any) -> "asyncio.Future[Any]":

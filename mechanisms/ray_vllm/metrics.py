@@ -14,13 +14,15 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from steersman.mechanisms.fleet import ReplicaStats
+from steersman.mechanisms.ray_vllm.draft_control import DraftControl
 
 
 class Counters(StatLoggerBase):  # type: ignore[misc]
     """Sums since the engine started, and the last snapshot."""
 
-    def __init__(self, unfinished: Callable[[], int]) -> None:
+    def __init__(self, unfinished: Callable[[], int], drafts: DraftControl) -> None:
         self._unfinished = unfinished
+        self._drafts = drafts
         self._last_s: float | None = None
         self._paused = False
         self._forgiven = 0
@@ -99,6 +101,8 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             prefill_tokens=self.prefill_tokens,
             drafted_at=self.drafted_at,
             accepted_at=self.accepted_at,
+            draft_tokens=self._drafts.default,
+            draft_classes=self._drafts.counters.by_class() if self._drafts.counters else {},
             iterations=self.iterations,
             busy_s=self.busy_s,
             sequences_run=self.sequences_run,

@@ -10,10 +10,16 @@ from typing import Any
 
 import msgspec
 
+from steersman.estimators.errors import InvalidInputError
+
 CPU_BLOCK_SIZE = 32
 """vLLM's CPU attention takes multiples of 32 only; its default of 128 makes prefix hits rare."""
 CPU_KV_CACHE_BYTES = 128 << 20
 """KV cache on CPU if nothing is asked for: 128 k tokens of the demo's model."""
+
+MOST_DRAFT_TOKENS = 128
+"""vLLM's verifier takes no more (its MAX_SPEC_LEN)."""
+PROPOSER = "steersman.mechanisms.ray_vllm.proposer.StoreProposer"
 
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,8 +37,23 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enable_prefix_caching: bool = True
     scheduling_policy: str = "priority"
     """With "fcfs" the engine ignores priorities without a word."""
+    draft_tokens: int = 0
+    """Most tokens the engine can be told to draft per sequence and iteration; until it is told to
+    it drafts none.  0: it is set up without speculation."""
+    draft_store_tokens: int = 1 << 20
+    """Tokens of earlier trajectories that each machine keeps to draft from."""
     extra: dict[str, Any] = {}
     """Passed to vLLM's `AsyncEngineArgs` as they are; wins over the fields above."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
+            raise InvalidInputError(
+                f"draft_tokens is {self.draft_tokens}; valid: 0 to {MOST_DRAFT_TOKENS}"
+            )
+        if self.draft_store_tokens < 1:
+            raise InvalidInputError(
+                f"draft_store_tokens is {self.draft_store_tokens}; valid: 1 or more"
+            )
 
     def engine_args(self, model: str, on_gpu: bool) -> dict[str, Any]:
         """Keyword arguments for `AsyncEngineArgs`."""
@@ -40,6 +61,14 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
         }
         extra = asked.pop("extra")
+        draft_tokens = asked.pop("draft_tokens")
+        del asked["draft_store_tokens"]
+        if draft_tokens:
+            asked["speculative_config"] = {
+                "method": "custom_class",
+                "model": PROPOSER,
+                "num_speculative_tokens": draft_tokens,
+            }
         asked.setdefault("enforce_eager", not on_gpu)
         if not on_gpu:
             asked.setdefault("block_size", CPU_BLOCK_SIZE)

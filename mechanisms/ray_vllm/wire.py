@@ -1,8 +1,8 @@
 """What goes between a driver and a replica, and the mailbox that makes it lossless.
 
-Driver to replica: numbered commands (requests to start, attempts to abort).  Ray may run the calls
-of an asynchronous actor out of order, so the replica applies commands by number; an abort can
-never overtake its start.
+Driver to replica: numbered commands (requests to start, attempts to abort, tokens to draft).  Ray
+may run the calls of an asynchronous actor out of order, so the replica applies commands by number;
+an abort can never overtake its start.
 
 Replica to driver: the reply to a long poll.  It carries every token since the last reply, so a
 reply lost with its call would lose tokens.  Each reply is therefore numbered and kept until the
@@ -29,6 +29,10 @@ class Command:
     number: int
     starts: list[tuple[int, AttemptRequest]]
     aborts: list[int]
+    speculate: dict[int, int] = field(default_factory=dict)
+    """By attempt, tokens to draft for it; `AS_REPLICA` as for others."""
+    draft: int | None = None
+    """Tokens to draft for attempts without a number of their own; None: as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class End:
     spans: list[VersionSpan]
     """As the engine reports them; empty if it did not."""
     detail: str = ""
+    drafted_at: list[int] = field(default_factory=list)
+    """Tokens drafted for it that were verified, by position in their drafts."""
+    accepted_at: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,9 +177,9 @@ from steersman.estimators.errors import SteersmanError
 from steersman.mechanisms.ray_vllm.fleet import EngineOptions, RayVllmFleet
 
 async def main(model, address):
-    engine = EngineOptions(dtype="float32", max_model_len=256)
+    engine = EngineOptions(dtype="float32", max_model_len=256, draft_tokens=4)
     fleet = await RayVllmFleet.launch(model, 1, engine=engine, address=address or None)
-    print(*await fleet.processes("replica-0"), flush=True)
+    print(fleet.namespace, *await fleet.processes("replica-0"), flush=True)
     await asyncio.Event().wait()
 
 try:
@@ -187,6 +187,11 @@ try:
 except SteersmanError as error:
     sys.exit(f"error: {error}")
 """
+
+
+def shared_memory(namespace: str) -> list[Path]:
+    """Files of a fleet's draft stores."""
+    return list(Path("/dev/shm").glob(f"*{namespace}*"))
 
 
 def launch(model: Path, address: str = "") -> "subprocess.Popen[str]":
@@ -225,9 +230,13 @@ async def test_nothing_outlives_a_driver_that_is_interrupted_or_killed(
     with launch(fleet_model) as process:
         assert process.stdout is not None
         line = await asyncio.to_thread(process.stdout.readline)
-        pids = [int(pid) for pid in line.split()]
+        namespace, *numbers = line.split()
+        pids = [int(pid) for pid in numbers]
         assert all(runs(pid) for pid in pids)
         assert len(pids) == 2
+        assert len(shared_memory(namespace)) == 1
         process.send_signal(how)
         await asyncio.to_thread(process.communicate)
     await gone(*pids)
+    while shared_memory(namespace):
+        await asyncio.sleep(0.01)

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from steersman.mechanisms.drafting.source import DraftClass
+from steersman.mechanisms.ray_vllm.draft_control import DraftControl
+from steersman.mechanisms.ray_vllm.draft_counters import NO_SLOT, DraftCounters
+
 
 @pytest.fixture
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -28,7 +32,8 @@ class Engine:
     def __init__(self, metrics: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.unfinished = 100.0, 0
         monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        self.counters = metrics.Counters(lambda: self.unfinished)
+        self.drafts = DraftControl(4, dict)
+        self.counters = metrics.Counters(lambda: self.unfinished, self.drafts)
 
     def step(
         self,
@@ -137,3 +142,13 @@ def test_an_engine_that_has_work_and_says_nothing_is_silent(engine: Engine) -> N
     assert engine.counters.silent_s() == 7.0
     engine.counters.pause()
     assert engine.counters.silent_s() == 0.0
+
+
+def test_what_the_proposer_counted_and_the_engine_was_told_is_in_the_report(engine: Engine) -> None:
+    report = engine.counters.stats(0)
+    assert (report.draft_tokens, report.draft_classes) == (0, {})
+    engine.drafts.default = 3
+    engine.drafts.counters = DraftCounters.private(4)
+    engine.drafts.counters.add(DraftClass.OTHER, NO_SLOT, 3, 1)
+    report = engine.counters.stats(0)
+    assert (report.draft_tokens, report.draft_classes) == (3, {"other": [1, 3, 1]})

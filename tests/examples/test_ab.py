@@ -1,6 +1,7 @@
 """The paired comparison, on a fleet without engines."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -58,6 +59,26 @@ async def test_every_setting_does_the_same_work_to_the_token(tmp_path: Path) -> 
         assert reader.check(reader.read(tmp_path / f"{i}.jsonl")) == []
 
 
+def test_what_drafts_kept_is_told_by_source_and_of_all() -> None:
+    counts = {("self", "drafts"): 4, ("self", "drafted"): 20, ("self", "accepted"): 3}
+    counts |= {("sibling", "drafts"): 6, ("sibling", "drafted"): 30, ("sibling", "accepted"): 12}
+    played = paired.Played(drafts=Counter(counts), step_s=[1.0], block_s=[1.0])
+    setting = paired.Setting.parse(DEFAULT, SEED)
+    (row,) = paired.summarize([setting], {setting.name: played})
+    assert row["accepted_per_draft"] == {"self": 0.75, "sibling": 2.0, "all": 1.5}
+
+
+async def test_engines_begin_each_step_of_a_setting_without_drafts() -> None:
+    settings = [paired.Setting.parse(text, SEED) for text in (DEFAULT, RESTLESS)]
+    async with bench() as made:
+        for info in made.fleet.replicas:
+            made.fleet.draft(info.name, 4)
+        await made.compare(settings, None, None, lambda line: None)
+        fleet = made.fleet
+    assert isinstance(fleet, FakeFleet)
+    assert fleet.draft_tokens == {"r0": 0, "r1": 0}
+
+
 async def test_free_answers_all_come_back_once() -> None:
     settings = [paired.Setting.parse(text, SEED) for text in (DEFAULT, RESTLESS)]
     async with bench() as made:
@@ -113,6 +134,7 @@ def test_the_interval_is_students_over_the_pairs() -> None:
         (["--policy", "tail_planer", "--policy", "round_robin"], "tail_planner"),
         (["--policy", "tail_planner,backlogg=1", "--policy", "round_robin"], "backlog"),
         (["--blocks", "0"], "--blocks is 0"),
+        (["--draft-tokens", "-1"], "--draft-tokens is -1"),
     ],
 )
 def test_bad_input_is_one_clear_line(

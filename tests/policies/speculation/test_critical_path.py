@@ -366,7 +366,7 @@ def test_a_collapse_with_new_weights_costs_two_percent_of_a_step_and_three_probe
         engines.acceptance = (0.8 if step < 2 else 0.0,) * DEEPEST
 
     collapsed = []
-    for seed in range(4):
+    for seed in range(2):
         engines = Engines(replicas=2, sequence_s=0.0003, verify_s=verify_s, single=single)
         ratio, ours = ratios(engines, seed, steps=4, change=change)
         assert ratio[:2].max() < 0.7
@@ -378,9 +378,9 @@ def test_a_collapse_with_new_weights_costs_two_percent_of_a_step_and_three_probe
 
 
 @pytest.mark.parametrize("verify_s", RATIOS)
-@pytest.mark.parametrize("acceptance", [0.0, 0.2, 0.4, 0.6])
-@pytest.mark.parametrize(("count", "sequence_s"), [(8, 0.0002), (64, 0.0002), (64, 0.002)])
-def test_it_is_never_a_hundredth_slower_than_no_drafts(
+@pytest.mark.parametrize("acceptance", [0.0, 0.4])
+@pytest.mark.parametrize(("count", "sequence_s"), [(8, 0.0002), (64, 0.002)])
+def test_it_is_never_two_percent_slower_than_no_drafts(
     verify_s: float, acceptance: float, count: int, sequence_s: float
 ) -> None:
     engines = Engines(
@@ -392,7 +392,7 @@ def test_it_is_never_a_hundredth_slower_than_no_drafts(
         off = DraftWorld(replace(engines), lengths, seed, error=0.6).run(Off())
         ours = DraftWorld(replace(engines), lengths, seed, error=0.6).run(CriticalPath())
         found.append(sum(ours.step_s) / sum(off.step_s))
-    assert np.mean(found) <= 1.01
+    assert np.max(found) <= 1.02
 
 
 @pytest.mark.parametrize(
