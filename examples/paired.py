@@ -3,11 +3,11 @@
 The work is a number of *blocks*, each of some consecutive steps.  The settings take turns at each
 step, in the reverse order at every other (ABBA), so that what else happens on the machine hits all
 of them.  Each has a session of its own, in which its controller learns on and its parked answers
-wait.  Before every step the weights are pushed anew under the next version, outside of the measured
-time: the lag bound and the engines' caches are then as in training.  Engines are told to draft
-nothing until the controller says otherwise, and sessions do not draft from each other's text, so a
-setting's siblings and history are its own.  At a block's end each setting drains what it has put
-off; a block's seconds are those of its rollouts and of that drain.  The first block is not counted.
+wait; it knows nothing of the others (`turns`) and does not draft from their text.  Before every
+step the weights are pushed anew under the next version, outside of the measured time: the lag bound
+and the engines' caches are then as in training.  Engines draft nothing until the controller says
+otherwise.  At a block's end each setting drains what it has put off; a block's seconds are those of
+its rollouts and of that drain.  The first block is not counted.
 
 Equal work.  All answers are first drawn once, undisturbed.  From then on a trajectory writes
 exactly as many tokens as it did then, wherever and in however many pieces it runs
@@ -16,8 +16,8 @@ exactly as many tokens as it did then, wherever and in however many pieces it ru
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle
 from pathlib import Path
@@ -32,6 +32,7 @@ from steersman.controller.results import Group, Prompt
 from steersman.controller.session import RolloutSession
 from steersman.controller.tournament.standing import STUDENT_975
 from steersman.controller.trace.writer import TraceWriter
+from steersman.examples.turns import Turns
 from steersman.mechanisms.execution import mixed_seed
 from steersman.mechanisms.fleet import (
     Attempt,
@@ -181,10 +182,11 @@ class Bench:
             sampling = replace_fields(sampling, ignore_eos=True, stop_token_ids=())
         played = {setting.name: Played() for setting in settings}
         async with AsyncExitStack() as stack:
-            sessions = {}
+            sessions: dict[str, RolloutSession] = {}
             for i, setting in enumerate(settings):
                 trace = None if out is None else out / f"{i}.jsonl"
-                opened = self.session(setting, fleet, trace)
+                own = cast(Fleet, Turns(fleet))
+                opened = self.session(setting, own, trace)
                 sessions[setting.name] = await stack.enter_async_context(opened)
             turns = cycle((settings[::-1], settings))
             for number, block in enumerate(self.work.blocks):
@@ -221,11 +223,12 @@ class Bench:
         """One step of one setting."""
         work, before = self.work, self._drafts()
         await self._push(session)
-        started_s = time.monotonic()
-        groups = await session.rollout(
-            prompts, work.group_size, max_new_tokens=work.cap, sampling=sampling
-        )
-        played.step_s.append(time.monotonic() - started_s)
+        with _turn(session):
+            started_s = time.monotonic()
+            groups = await session.rollout(
+                prompts, work.group_size, max_new_tokens=work.cap, sampling=sampling
+            )
+            played.step_s.append(time.monotonic() - started_s)
         played.owed += len(prompts) * work.group_size
         played.drafts += self._drafts() - before
         _book(groups, played)
@@ -233,9 +236,10 @@ class Bench:
     async def drain(self, session: RolloutSession, played: Played) -> None:
         """Let what was put off end.  All push, so that versions stay the same for all."""
         await self._push(session)
-        started_s = time.monotonic()
-        groups = await session.drain() if session.counts().unfinished else []
-        played.drain_s.append(time.monotonic() - started_s if groups else 0.0)
+        with _turn(session):
+            started_s = time.monotonic()
+            groups = await session.drain() if session.counts().unfinished else []
+            played.drain_s.append(time.monotonic() - started_s if groups else 0.0)
         _book(groups, played)
 
     def _drafts(self) -> Counter[tuple[str, str]]:
@@ -251,6 +255,20 @@ class Bench:
         for info in self.fleet.replicas:
             self.fleet.draft(info.name, 0)  # as the setting before it found them
         await session.push_weights(self.tensors, session.weight_version + 1)
+
+
+@contextmanager
+def _turn(session: RolloutSession) -> Iterator[None]:
+    """The fleet is this session's."""
+    turns = session.fleet
+    if not isinstance(turns, Turns):
+        yield
+        return
+    turns.begin()
+    try:
+        yield
+    finally:
+        turns.end()
 
 
 def _book(groups: list[Group], played: Played) -> None:

@@ -74,10 +74,10 @@ class AttemptRequest:
     prompt_key: int = 0
     """`Prompt.key`, by which drafts are found; so is the next one."""
     group_id: int = -1
-    run_key: int = 0
-    """Of the run it belongs to: nothing is drafted from other runs' texts."""
     draft_tokens: int = AS_REPLICA
     """Tokens drafted for it per iteration, or `AS_REPLICA`."""
+    run_key: int = 0
+    """Of the run it belongs to: nothing is drafted from other runs' texts."""
 
 
 @dataclass(frozen=True, slots=True)
