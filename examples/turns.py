@@ -33,7 +33,7 @@ class Turns:
     fleet: Fleet
     in_turn: bool = False
     _left: dict[str, ReplicaStats] = field(default_factory=dict)
-    """As shown when the turn before ended."""
+    """As shown when the turn before ended, but for drafts, of which there are none any more."""
     _others: dict[str, ReplicaStats] = field(default_factory=dict)
     """What the others have counted, by replica."""
 
@@ -49,7 +49,10 @@ class Turns:
 
     def end(self) -> None:
         """It is another one's."""
-        self._left = {info.name: self.stats(info.name) for info in self.fleet.replicas}
+        self._left = {
+            info.name: replace(self.stats(info.name), draft_tokens=0)
+            for info in self.fleet.replicas
+        }
         self.in_turn = False
 
     def stats(self, replica: str) -> ReplicaStats:
