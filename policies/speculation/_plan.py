@@ -98,7 +98,9 @@ class Outlook:
             costs,
             r.alive & known & (r.max_draft_tokens > 0) & (batches.count > 0),
             np.maximum(effective_batch(observation), 1).astype(np.float64),
-            drafting_now(observation)[batches.order],
+            np.minimum(
+                drafting_now(observation)[batches.order], r.max_draft_tokens[batches.replica]
+            ),
             margin,
         )
 
@@ -145,6 +147,14 @@ class Outlook:
         """Whether one trajectory of a replica drafts so many, and no other anything."""
         here = self.drafting[self.batches.first[row] : self.batches.first[row + 1]]
         return int(here.sum()) == tokens and int((here > 0).sum()) == 1
+
+    def alone(self, acceptance: Floats) -> tuple[Bools, Ints]:
+        """(r,) whether drafting pays for a sequence that runs by itself, and its best K."""
+        c, one = self.costs, np.ones(len(self.able))
+        verifying = Verifying(c.verify_s, c.verify_token_s)
+        speed = speed_up(acceptance, one, c.fixed_s, c.sequence_s, 0.0, verifying)
+        speed = np.where(self.possible, speed[:, self.choices], -np.inf)
+        return speed.max(axis=1) > 1.0 + self.margin, self.choices[np.argmax(speed, axis=1)]
 
     def plan(self, acceptance: Floats) -> Plan:
         """With (r, k) acceptance, k the deepest draft of any replica."""

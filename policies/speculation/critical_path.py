@@ -11,8 +11,10 @@ the others.
 *Probes.*  Nothing is drafted in earnest before it is proven on the present weights.  Where it would
 pay if drafts were accepted as usual, one trajectory, the longest of the replica that would gain
 most, drafts for `_evidence.PROOF` iterations; where only replicas can be told, one replica does for
-a tick or two.  After that the measured tokens per verification and cost decide.  Probes that fail
-take at most a hundredth of the time, and come half as often with each failure (`_probes`).
+a tick or two.  After that the measured tokens per verification and cost decide.  Drafts that would
+not pay even for a sequence that runs by itself have failed: such probes take at most a hundredth of
+the time, and come half as often with each failure (`_probes`).  Drafts that would are kept in mind
+until the batch is small enough.
 
 *Off again*, at once, on new weights; as soon as by what was measured lately it no longer pays; and,
 whatever the model says, on a replica where the sequences that draft advance more slowly than its
@@ -94,8 +96,9 @@ class CriticalPath:
             self._earnest = True
             return self._told(outlook, plan.drafted, plan.sequences, _reasons(outlook, plan))
         row = -1
-        if self._earnest or self._probes.may_begin:
-            row = self._begin(outlook, outlook.plan(np.maximum(believed, HOPE)))
+        waits = self._evidence.proven and outlook.alone(believed)[0].any()  # for a smaller batch
+        if not waits and (self._earnest or self._probes.may_begin):
+            row = self._begin(outlook, np.maximum(believed, HOPE))
         return self._told(outlook, *self._probe(outlook, row))
 
     def _follow(self, observation: Observation, forecast: Forecast) -> None:
@@ -150,7 +153,7 @@ class CriticalPath:
         if row < 0:
             self._probes.give_up(0.0)
         elif self._evidence.drafts(row) >= PROOF:
-            if outlook.plan(believed).pays.any():
+            if outlook.plan(believed).pays.any() or outlook.alone(believed)[0].any():
                 self._probes.succeeded()
             else:
                 self._fail(outlook, row)
@@ -158,8 +161,9 @@ class CriticalPath:
             self._probes.give_up(PATIENCE_S)
         return not self._probes.replica
 
-    def _begin(self, outlook: Outlook, hopeful: Plan) -> int:
+    def _begin(self, outlook: Outlook, hope: Floats) -> int:
         """Row of the replica on which a probe begins now; -1: none does."""
+        hopeful = outlook.plan(hope)
         if not hopeful.pays.any():
             return -1  # whatever is accepted: no fault of the drafts
         if self._earnest:
@@ -168,7 +172,9 @@ class CriticalPath:
             return -1
         row = int(np.argmax(hopeful.gain_s))
         self._evidence.forget(KEPT_DRAFTS)
-        self._probes.begin(outlook.observation.replicas.names[row], int(hopeful.best[row]))
+        # one trajectory tells as much of deep drafts, at next to no cost
+        tokens = outlook.alone(hope)[1] if outlook.single else hopeful.best
+        self._probes.begin(outlook.observation.replicas.names[row], int(tokens[row]))
         return row
 
     def _probe(self, outlook: Outlook, row: int) -> tuple[Ints, Ints, list[str]]:
