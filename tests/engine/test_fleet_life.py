@@ -172,7 +172,8 @@ async def test_pools_must_match_the_replicas(fleet_model: Path) -> None:
 
 
 LAUNCH = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 from steersman.estimators.errors import SteersmanError
 from steersman.mechanisms.ray_vllm.fleet import EngineOptions, RayVllmFleet
 
