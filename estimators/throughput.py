@@ -178,6 +178,9 @@ class IterationTime:
         """(m,) rows with (m,) iterations, (m, FEATURES) features not yet in units."""
         k = self._known
         seconds, drafted = per_iteration[:, 1], per_iteration[:, DRAFTED]
+        if not (drafted.any() or k["guessed"].any()):
+            self._learn(rows, n, x / UNITS, seconds)
+            return
         guess = (drafted > 0) & ((k["weight"][rows] <= 0) | (k["guessed"][rows] > 0))
         plain = (drafted <= 0) | guess
         # the first plain sample replaces what was guessed
@@ -232,6 +235,8 @@ class IterationTime:
         error = np.minimum(np.abs(np.expm1(-off)), 1.0)
         k["error"][rows] *= np.where(seen, np.exp(-1 / ERROR_SAMPLES), 1.0)[:, None]
         k["error"][rows] += np.where(seen, np.stack((error, np.ones_like(error))), 0.0).T
+        if not alarm.any():
+            return
         struck, factor = rows[alarm], factor[alarm]
         keep = np.minimum(ALARM_ITERATIONS / np.maximum(k["weight"][struck], 1.0), 1.0)
         for kind in ("", "verify_"):
