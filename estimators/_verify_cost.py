@@ -42,11 +42,9 @@ LEAST_SEQUENCE = 0.002
 
 def asking(observation: Observation) -> Ints:
     """(r,) running sequences for which something shall be drafted."""
-    t, r, rows = observation.trajectories, observation.replicas, observation.running
-    at = t.replica_row[rows]
-    own = t.draft_tokens[rows]
-    drafts = np.where(own >= 0, own, r.draft_tokens[at]) > 0
-    return np.bincount(at[drafts], minlength=len(r)).astype(np.int64)
+    rows = observation.running
+    at = observation.trajectories.replica_row[rows[observation.drafted[rows] > 0]]
+    return np.bincount(at, minlength=len(observation.replicas)).astype(np.int64)
 
 
 def share_with_drafts(drafts: Floats, asked: Ints) -> Floats:

@@ -302,6 +302,13 @@ class Observation:
     """The answer of a look ahead that is due now; each is seen once."""
 
     @cached_property
+    def drafted(self) -> Ints:
+        """(n,) tokens drafted per iteration for each that is on a replica; 0 elsewhere."""
+        t, at = self.trajectories, self.destination_row
+        default = np.concatenate((self.replicas.draft_tokens, [0]))  # the last: nowhere
+        return np.where(at < 0, 0, np.where(t.draft_tokens >= 0, t.draft_tokens, default[at]))
+
+    @cached_property
     def destination_row(self) -> Ints:
         """(n,) replica each trajectory is on or on its way to, `NO_ROW` where there is none."""
         t = self.trajectories

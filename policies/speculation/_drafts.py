@@ -48,13 +48,6 @@ def changes(
     ]
 
 
-def drafting_now(observation: Observation) -> Ints:
-    """(n,) tokens drafted per iteration for each trajectory that is on a replica; 0 elsewhere."""
-    t, at = observation.trajectories, observation.destination_row
-    default = np.concatenate((observation.replicas.draft_tokens, [0]))  # the last: nowhere
-    return np.where(at < 0, 0, np.where(t.draft_tokens >= 0, t.draft_tokens, default[at]))
-
-
 def single_changes(
     observation: Observation, rows: Ints, wanted: Ints, policy: str, reasons: Sequence[str]
 ) -> list[Decision]:

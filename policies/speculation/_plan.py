@@ -32,7 +32,7 @@ from steersman.estimators.observation import (
     Observation,
 )
 from steersman.estimators.speculation import Verifying, expected_tokens, speed_up
-from steersman.policies.speculation._drafts import LEAVE, drafting_now, effective_batch
+from steersman.policies.speculation._drafts import LEAVE, effective_batch
 from steersman.policies.speculation._ends_table import EndsTable
 
 LADDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -98,9 +98,7 @@ class Outlook:
             costs,
             r.alive & known & (r.max_draft_tokens > 0) & (batches.count > 0),
             np.maximum(effective_batch(observation), 1).astype(np.float64),
-            np.minimum(
-                drafting_now(observation)[batches.order], r.max_draft_tokens[batches.replica]
-            ),
+            np.minimum(observation.drafted[batches.order], r.max_draft_tokens[batches.replica]),
             margin,
         )
 

@@ -38,7 +38,7 @@ from steersman.estimators.forecast import Forecast
 from steersman.estimators.lifecycle import CorrectnessClass
 from steersman.estimators.observation import AS_REPLICA, Bools, Floats, Ints, Observation
 from steersman.policies.contract import Drafts, SpeculationPolicy
-from steersman.policies.speculation._drafts import LEAVE, changes, drafting_now, single_changes
+from steersman.policies.speculation._drafts import LEAVE, changes, single_changes
 from steersman.policies.speculation._evidence import PROOF, Evidence
 from steersman.policies.speculation._plan import Outlook, Plan
 from steersman.policies.speculation._probes import PATIENCE_S, SHARE, Probes
@@ -107,7 +107,7 @@ class CriticalPath:
         if self._seen_s >= 0 and (observation.destination_row >= 0).any():
             self._probes.pass_time(observation.now_s - self._seen_s)
         self._seen_s = observation.now_s
-        self._evidence.follow(observation, forecast, drafting_now(observation))
+        self._evidence.follow(observation, forecast, observation.drafted)
         version = int(r.weight_version[r.alive].max(initial=-1))
         if version != self._version:
             cut_off = self._probes.replica != ""
