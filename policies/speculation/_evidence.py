@@ -98,7 +98,7 @@ class Evidence:
     @property
     def proven(self) -> bool:
         """Whether drafts enough have been verified since the last beginning."""
-        return len(self.asked) > 0 and bool(self.asked[0] >= PROOF)
+        return len(self.asked) > 0 and bool(self.asked[0] >= (1.0 - 1e-9) * PROOF)
 
     def acceptance(self, forecast: Forecast) -> Floats:
         """(r, k) probability that asking for position j gives it, given those before it."""

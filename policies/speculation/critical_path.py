@@ -8,17 +8,20 @@ the level that nobody can get below; in a stream all that write more tokens per 
 not the whole batch drafts, each of the m is told (`SPECULATE`), and the replica drafts nothing for
 the others.
 
-*Probes.*  Nothing is drafted in earnest before it is proven on the present weights.  Where it would
-pay if drafts were accepted as usual, one trajectory, the longest of the replica that would gain
-most, drafts for `_evidence.PROOF` iterations; where only replicas can be told, one replica does for
-a tick or two.  After that the measured tokens per verification and cost decide.  Drafts that would
-not pay even for a sequence that runs by itself have failed: such probes take at most a hundredth of
-the time, and come half as often with each failure (`_probes`).  Drafts that would are kept in mind
-until the batch is small enough.
+*Probes.*  Nothing is drafted in earnest before it is proven.  Where it would pay if drafts were
+accepted as usual, one trajectory, the longest of the replica that would gain most, drafts for
+`_evidence.PROOF` iterations; where only replicas can be told, one replica does for a tick or two.
+After that the measured tokens per verification and cost decide.  New weights need no new probe, but
+what is known then weighs no more than a probe's drafts, so that a collapse shows within a tick or
+two.  (A probe per weight version took a quarter of the tail in steps of two seconds.)
 
-*Off again*, at once, on new weights; as soon as by what was measured lately it no longer pays; and,
-whatever the model says, on a replica where the sequences that draft advance more slowly than its
-plain iterations would let them: that one rests, twice as long each time.
+Drafts that would not pay even for a sequence that runs by itself have failed: such probes take at
+most a hundredth of the time, and come half as often with each failure (`_probes`).  Drafts that
+would are kept in mind until the batch is small enough.
+
+*Off again*, as soon as by what was measured lately it no longer pays; and, whatever the model says,
+on a replica where the sequences that draft advance more slowly than its plain iterations would let
+them: that one rests, twice as long each time.
 
 Remaining lengths are taken at their mean.  The forms are ours.  That only the critical path counts
 is common (TLT, arXiv 2511.16665, drafts in tails only); a cost model of verification that is fitted
@@ -50,11 +53,11 @@ HOPE = 0.7
 """Acceptance that is hoped for before a probe: common drafters reach .6 to .8."""
 WATCHED = 32.0
 """Iterations with drafts after which a replica's measured speed overrules the model."""
+KEPT_DRAFTS = 8.0
+"""What was known weighs so many drafts when it is probed again: it must not be chance that changes
+the mind."""
 LEAST_COST = 0.5
 """Of a probe's iterations: one that failed and cost nothing measurable is not repeated at once."""
-KEPT_DRAFTS = 8.0
-"""What was known on these weights weighs so many drafts when they are probed again: it must not be
-chance that changes the mind."""
 
 
 @dataclass
@@ -113,7 +116,7 @@ class CriticalPath:
             cut_off = self._probes.replica != ""
             self._probes.renew(self._evidence.lost_s().max(initial=0.0) if cut_off else 0.0)
             self._version, self._earnest = version, False
-            self._evidence.forget()
+            self._evidence.forget(PROOF)
             self._rests.clear()
 
     def _rest(self, outlook: Outlook) -> Bools:
@@ -171,7 +174,7 @@ class CriticalPath:
         if not self._probes.may_begin:
             return -1
         row = int(np.argmax(hopeful.gain_s))
-        self._evidence.forget(KEPT_DRAFTS)
+        self._evidence.forget(KEPT_DRAFTS)  # proof begins anew
         # one trajectory tells as much of deep drafts, at next to no cost
         tokens = outlook.alone(hope)[1] if outlook.single else hopeful.best
         self._probes.begin(outlook.observation.replicas.names[row], int(tokens[row]))

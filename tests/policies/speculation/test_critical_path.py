@@ -213,15 +213,30 @@ def test_a_probe_goes_on_until_so_many_drafts_are_verified() -> None:
     assert policy.state_dict()["earnest"]
 
 
-def test_new_weights_end_all_drafting_but_a_probe() -> None:
+def test_what_was_proven_on_the_weights_before_is_drafted_on_at_once() -> None:
     fleet, policy = Fleet([[3000.0] * 3, [3000.0] * 3]), CriticalPath()
     fleet.steps(policy, 6)
     assert (fleet.told > 0).all()
     fleet.version += 1
-    fleet.step(policy)
-    assert (fleet.told > 0).sum() == 1
-    fleet.step(policy)
+    assert not fleet.step(policy)
     assert (fleet.told > 0).all()
+
+
+def test_what_failed_on_the_weights_before_is_probed_on_the_new_ones() -> None:
+    fleet, policy = Fleet([[3000.0] * 3, [3000.0] * 3], accepted=0.0), CriticalPath()
+    fleet.steps(policy, 4)
+    assert not fleet.told.any()
+    fleet.version, fleet.accepted = fleet.version + 1, 0.9
+    fleet.steps(policy, 200)
+    assert (fleet.told > 0).all()
+
+
+def test_a_collapse_with_new_weights_ends_drafting_within_two_ticks() -> None:
+    fleet, policy = Fleet([[3000.0] * 3, [3000.0] * 3]), CriticalPath()
+    fleet.steps(policy, 8)
+    fleet.version, fleet.accepted = fleet.version + 1, 0.0
+    fleet.steps(policy, 3)
+    assert not fleet.told.any()
 
 
 def test_a_collapse_ends_drafting_within_a_tick_or_two() -> None:
