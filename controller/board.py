@@ -259,6 +259,7 @@ def replica_table(fleet: Fleet, now_s: float) -> ReplicaTable:
         preemptions=ints([s.preemptions for s in stats]),
         prefix_hit_share=floats([s.prefix_hits / max(s.prefix_queries, 1) for s in stats]),
         prefill_tokens=ints([s.prefill_tokens for s in stats]),
+        asked_at=_matrix([s.asked_at for s in stats], np.int64),
         drafted_at=_matrix([s.drafted_at for s in stats], np.int64),
         accepted_at=_matrix([s.accepted_at for s in stats], np.int64),
         draft_tokens=ints([s.draft_tokens for s in stats]),

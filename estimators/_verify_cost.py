@@ -8,9 +8,10 @@ seconds: v0 is the rejection sampler and the host's part of it, v1 the arithmeti
 A sample of several iterations (see `throughput`) has the mean of both brackets, and its residual
 over the plain model is what is fitted, by weighted least squares that forgets, v0, v1 >= 0.
 
-Engines do not count iterations with drafts.  If n iterations had d drafts of the m sequences that
-were asked to draft, each was found one with the chance h = d / (n m), and the share of iterations
-with any is 1 - (1 - h)^m, taking the finds as independent.
+Engines do not count iterations with drafts.  If in n iterations the drafter was asked a times, for
+m sequences at a time, and found d drafts, it was asked in a / m of them and found each with the
+chance h = d / a; the share of iterations with any is (a / (n m)) (1 - (1 - h)^m), taking the finds
+as independent.
 
 Over two levels, as the plain model: v0 in units of a replica's M and v1 in units of its c are the
 fleet's, and each replica departs from them with its own evidence.  Before any, v0 is 0 (on an
@@ -29,9 +30,11 @@ TERMS = 2
 """v0 and v1."""
 PRIOR_TOKENS = 8.0
 """Drafted tokens of the imagined iterations that the prior consists of."""
-PRIOR_FIXED, PRIOR_PER_TOKEN = 4.0, 16.0
+PRIOR_FIXED, PRIOR_PER_TOKEN = 4.0, 1000.0
 """Iterations that v0 = 0 and v1 = c weigh: one probe of sixteen iterations outweighs the first, and
-of what it cannot tell apart v0 takes four fifths."""
+v0 takes what it cannot tell apart.  A few tokens more or less must not tell v1: where engines share
+cores, small batches are those of quiet times.  With 16 in place of 1000 v1 came out at seven times
+its value there, and deep drafts seemed dear; batches of drafts tell it all the same."""
 FLEET_ITERATIONS = 50.0
 """Iterations with drafts of its own at which a replica weighs as much as the fleet."""
 MEMORY_ITERATIONS = 2000.0
@@ -47,10 +50,13 @@ def asking(observation: Observation) -> Ints:
     return np.bincount(at, minlength=len(observation.replicas)).astype(np.int64)
 
 
-def share_with_drafts(drafts: Floats, asked: Ints) -> Floats:
-    """(m,) share of iterations with any draft, from drafts per iteration and sequences asked."""
-    sequences = np.maximum(np.maximum(asked, drafts), 1.0)
-    return np.asarray(1.0 - (1.0 - np.minimum(drafts / sequences, 1.0)) ** sequences)
+def share_with_drafts(drafts: Floats, asked: Floats, sequences: Ints) -> Floats:
+    """(m,) share of iterations with any draft, from drafts and times asked per iteration, and the
+    sequences for which the drafter is asked at a time."""
+    asked = np.maximum(asked, drafts)
+    at_once = np.maximum(np.maximum(sequences, asked), 1.0)
+    found = drafts / np.maximum(asked, 1e-9)
+    return np.asarray(asked / at_once * (1.0 - (1.0 - found) ** at_once))
 
 
 def fit(gram: Floats, cross: Floats, fixed_s: Floats, sequence_s: Floats) -> Floats:

@@ -6,7 +6,7 @@ of those drafts only the share d_i / d_(i-1) is long enough to go on (taken as i
 was accepted; exact while all drafts are equally long).  Tries and acceptances add up by replica and
 position; both fade as
 
-- the replica drafts on: e-fold every `memory_drafts` drafts, at all positions alike;
+- the replica drafts on: e-fold every `memory_drafts` drafts, at the positions that are drafted;
 - its weights change: the drafter imitates the old ones, so each change leaves `keep_per_version`
   (however many versions it skips: an engine that restarts goes back and catches up at once);
 - news contradict them, as after a refresh of the drafter: what is z deviations off leaves the share
@@ -36,6 +36,7 @@ from steersman.estimators.contract import AcceptanceEstimator, State
 from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.forecast import AcceptanceForecast
 from steersman.estimators.observation import Bools, Floats, Ints, Observation
+from steersman.estimators.speculation import to_depth
 
 PRIOR_ACCEPTANCE, PRIOR_TRIES = 0.7, 10.0
 """Beta(7, 3) before anything was drafted: common drafters accept .6 to .8.  Ten tries' weight also
@@ -93,7 +94,9 @@ class DiscountedAcceptance:
         table, mine = observation.replicas, self._replicas
         mine.align(table.names)
         self._age(np.where(table.alive, table.weight_version, np.nan))
-        now = np.stack((_wide(table.drafted_at), _wide(table.accepted_at)), axis=1)
+        now = np.stack(
+            (to_depth(table.drafted_at, DEEPEST), to_depth(table.accepted_at, DEEPEST)), axis=1
+        )
         added = now - mine["counters"]
         forward = table.alive & (added >= 0).all(axis=(1, 2))
         mine["counters"] = np.where(table.alive[:, None, None], now, np.nan)
@@ -160,8 +163,12 @@ class DiscountedAcceptance:
         variance = (tries * believed * (1.0 - believed) * doubt).sum(axis=1)
         share = np.full(len(mine), _believable(excess.sum(), variance.sum()))
         share[rows] = np.minimum(share[rows], _believable(excess, variance))
-        share[rows] *= np.exp(-drafted[:, 0] / self.memory_drafts)
         self._scale(share)
+        # what shallow drafts tell nothing of stays: else who drafts little forgets that more paid
+        kept = np.exp(-drafted[:, :1] / self.memory_drafts)
+        kept = np.where(drafted > 0, kept, 1.0)
+        for name in ("tries", "accepted"):
+            mine[name][rows] *= kept
         mine["tries"][rows] += tries
         mine["accepted"][rows] += accepted
 
@@ -185,12 +192,6 @@ class DiscountedAcceptance:
 def _believable(excess: Floats, variance: Floats) -> Floats:
     """Share of the evidence that is left by news which exceed it by so much."""
     return np.asarray(np.minimum(1.0, SURPRISE**2 * variance / np.maximum(excess**2, 1e-30)) ** 2)
-
-
-def _wide(counts: Ints) -> Floats:
-    """(r, DEEPEST) from (r, k): a position that is not reported has drafted nothing."""
-    kept = counts[:, :DEEPEST]
-    return np.pad(kept.astype(np.float64), ((0, 0), (0, DEEPEST - kept.shape[1])))
 
 
 PLUGIN: type[AcceptanceEstimator] = DiscountedAcceptance

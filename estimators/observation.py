@@ -183,6 +183,9 @@ class ReplicaTable:
     """Share of the prompt tokens that came from the prefix cache since the engine started."""
     prefill_tokens: Ints
     """Prompt tokens computed (not found in the prefix cache) in those of `iterations`."""
+    asked_at: Ints
+    """(r, k) times the drafter was asked for a token at that position of a sequence's draft since
+    the engine started, found or not; k may be 0: not told."""
     drafted_at: Ints
     """(r, k) speculative tokens proposed at each draft position since the engine started; k may
     be 0."""
@@ -226,6 +229,7 @@ class ReplicaTable:
             preemptions=none,
             prefix_hit_share=shares,
             prefill_tokens=none,
+            asked_at=none.reshape(0, 0),
             drafted_at=none.reshape(0, 0),
             accepted_at=none.reshape(0, 0),
             draft_tokens=none,

@@ -38,6 +38,12 @@ NO_TIME = 1e-12
 """Seconds that stand for 0 in a quotient."""
 
 
+def to_depth(counts: Ints, depth: int) -> Floats:
+    """(r, depth) from (r, k) counts by position: one that is not reported has drafted nothing."""
+    kept = counts[:, :depth]
+    return np.pad(kept.astype(np.float64), ((0, 0), (0, depth - kept.shape[1])))
+
+
 def expected_tokens(acceptance: Floats) -> Floats:
     """(r, k+1) tokens per verification of K = 0..k drafted ones, from (r, k) acceptance."""
     survival = np.cumprod(acceptance, axis=1)

@@ -58,7 +58,7 @@ LEAST_DEVIATION = 0.03
 """Relative deviation below which errors alarm nobody."""
 MEAN_TO_DEVIATION = 1.25
 """Deviation over mean absolute value, of normal errors."""
-COUNTERS, DRAFTS, DRAFTED = 6, 4, 5
+COUNTERS, DRAFTS, DRAFTED, ASKED = 7, 4, 5, 6
 """Columns of a reading that only grow; of these, the drafts and the tokens in them."""
 
 
@@ -192,7 +192,9 @@ class IterationTime:
         x = x / UNITS
         if not plain.all():
             share = verify.share_with_drafts(
-                per_iteration[~plain, DRAFTS], verify.asking(observation)[rows[~plain]]
+                per_iteration[~plain, DRAFTS],
+                per_iteration[~plain, ASKED],
+                verify.asking(observation)[rows[~plain]],
             )
             terms = np.stack((share, drafted[~plain]), axis=1)
             self._verified(rows[~plain], n[~plain], x[~plain], terms, seconds[~plain])
@@ -258,7 +260,8 @@ def _reading(r: ReplicaTable) -> Floats:
     above = np.where(r.kv_capacity_tokens > 0, np.maximum(r.kv_cache_usage - KNEE, 0.0), 0.0)
     drafts = r.drafted_at[:, :1].sum(axis=1)
     counters = (r.iterations, r.busy_s, r.sequences_run, r.prefill_tokens, drafts)
-    columns = (*counters, r.drafted_at.sum(axis=1), kv, above)
+    asked = r.asked_at[:, :1].sum(axis=1)
+    columns = (*counters, r.drafted_at.sum(axis=1), asked, kv, above)
     return np.stack(columns, axis=1).astype(np.float64)
 
 

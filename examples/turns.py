@@ -23,7 +23,7 @@ COUNTERS = (
     "busy_s",
     "sequences_run",
 )
-LISTS = ("drafted_at", "accepted_at")
+LISTS = ("asked_at", "drafted_at", "accepted_at")
 
 
 @dataclass

@@ -137,8 +137,10 @@ class ReplicaStats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt tokens looked up in the prefix cache since the start."""
     prefix_hits: int = 0
     prefill_tokens: int = 0
+    asked_at: list[int] = []
+    """By draft position, so are the next two; empty without speculation, or where the engine does
+    not count what its drafter did not find."""
     drafted_at: list[int] = []
-    """By draft position; empty without speculation."""
     accepted_at: list[int] = []
     draft_tokens: int = 0
     draft_classes: dict[str, list[int]] = {}

@@ -136,6 +136,7 @@ def replica_table(
         preemptions=s.preemptions.astype(np.int64) - forgiven,
         prefix_hit_share=np.zeros(r),
         prefill_tokens=s.prefill_tokens.astype(np.int64),
+        asked_at=drafted,
         drafted_at=drafted,
         accepted_at=accepted,
         draft_tokens=drafting.tokens.copy(),

@@ -23,10 +23,10 @@ from steersman.estimators.observation import (
     TrajectoryTable,
 )
 
-TWO_DIMENSIONAL = ("features", "drafted_at", "accepted_at")
+TWO_DIMENSIONAL = ("features", "asked_at", "drafted_at", "accepted_at")
 ADDED: dict[type, dict[str, Any]] = {
     TrajectoryTable: {"regret": "nan", "repeated_share": "nan", "draft_tokens": AS_REPLICA},
-    ReplicaTable: {"draft_tokens": 0, "max_draft_tokens": 0},
+    ReplicaTable: {"draft_tokens": 0, "max_draft_tokens": 0, "asked_at": []},
 }
 """Columns that the first traces do not have, and what they would have said."""
 Column = list[Any]

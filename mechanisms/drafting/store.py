@@ -23,6 +23,7 @@ with 284 MiB per engine for 41 per host.  vLLM's `ngram`, from the text itself, 
 import mmap
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -168,10 +169,15 @@ class DraftStore:
             weight_version=header[memory.VERSION],
         )
 
+    @property
+    def path(self) -> Path:
+        """Of its file."""
+        return memory.path_of(self.name)
+
     def close(self) -> None:
         """Let go of the memory; the writer removes the store. Drafters keep what they mapped."""
         if self._lock is not None:
-            memory.path_of(self.name).unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
         self.arrays = memory.private_arrays()  # the mapping goes with its last view

@@ -30,6 +30,7 @@ class DraftCounters:
     drafts : (classes,) drafts that were verified, by `DraftClass`.
     drafted, accepted : (classes, max_draft_tokens) tokens at each position of those drafts that the
         verifier looked at, and that it kept.  What was not kept is wasted.
+    asked : (max_draft_tokens,) times a token at that position was to be drafted, found or not.
     requests : (SLOTS, 2, max_draft_tokens) the same two of single requests.
     spent : (2,) calls of the proposer, and nanoseconds in them.
     """
@@ -37,7 +38,9 @@ class DraftCounters:
     def __init__(self, buffer: mmap.mmap | bytearray, max_draft_tokens: int) -> None:
         k = max_draft_tokens
         sums = np.frombuffer(buffer, np.int64, _sums(k))
-        self.drafts, self.spent, rest = np.split(sums, [CLASSES, CLASSES + 2])
+        self.drafts, self.spent, self.asked, rest = np.split(
+            sums, [CLASSES, CLASSES + 2, CLASSES + 2 + k]
+        )
         self.drafted, self.accepted = rest.reshape(2, CLASSES, k)
         self.requests: NDArray[np.int32] = np.frombuffer(
             buffer, np.int32, SLOTS * 2 * k, 8 * _sums(k)
@@ -87,7 +90,7 @@ class DraftCounters:
 
 
 def _sums(max_draft_tokens: int) -> int:
-    return CLASSES + 2 + 2 * CLASSES * max_draft_tokens
+    return CLASSES + 2 + (1 + 2 * CLASSES) * max_draft_tokens
 
 
 def _bytes(max_draft_tokens: int) -> int:

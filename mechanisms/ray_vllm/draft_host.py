@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steersman.mechanisms.drafting._memory import path_of
 from steersman.mechanisms.drafting.source import key_of
 from steersman.mechanisms.drafting.store import DraftStore, StoreStats
 from steersman.mechanisms.fleet import Attempt
@@ -93,7 +92,7 @@ class DraftHost:
     def _store(self) -> DraftStore:
         if self._opened is None:
             store = DraftStore.create(self._name, self._capacity_tokens)
-            self._opened = store, _remove_when_orphaned(path_of(self._name))
+            self._opened = store, _remove_when_orphaned(store.path)
         return self._opened[0]
 
 

@@ -91,6 +91,7 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
 
     def stats(self, weight_version: int) -> ReplicaStats:
         """As one value."""
+        drafts = self._drafts.counters
         return ReplicaStats(
             running=self.running,
             waiting=self.waiting,
@@ -99,10 +100,11 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,
             prefill_tokens=self.prefill_tokens,
+            asked_at=drafts.asked.tolist() if drafts else [],
             drafted_at=self.drafted_at,
             accepted_at=self.accepted_at,
             draft_tokens=self._drafts.default,
-            draft_classes=self._drafts.counters.by_class() if self._drafts.counters else {},
+            draft_classes=drafts.by_class() if drafts else {},
             iterations=self.iterations,
             busy_s=self.busy_s,
             sequences_run=self.sequences_run,

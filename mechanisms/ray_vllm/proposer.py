@@ -122,6 +122,7 @@ class StoreProposer:
         asked = wanted > 0
         if not asked.any():
             return proposed
+        self.counters.asked += (wanted > np.arange(self.max_draft_tokens)[:, None]).sum(axis=1)
         drafts = self._drafter.propose(
             token_ids,
             lengths.astype(np.int64),

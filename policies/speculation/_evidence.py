@@ -1,12 +1,13 @@
 """What drafting has really earned: tokens per verification, and speed, from the engines' counters.
 
 The acceptance forecast tells of drafts that were made.  What counts is what comes of *asking* for
-K tokens: the drafter may find none, or a shorter one, and weights may have moved on.  So between
-two observations every replica's drafting sequences are counted by position (asked), against the
-tokens accepted there.  The sums, over all replicas, fade with the iterations and with news that
-contradict them, begin anew with new weights, and nearly so with every further probe.  Position by
-position the share accepted is drawn towards the forecast by the weight of one draft: sixteen that
-all fail are believed.
+K tokens: the drafter may find none, or a shorter one, and weights may have moved on.  So the tokens
+accepted at each position are held against how often one was asked for there; of an engine that does
+not tell that, how often one was found.  The sums, over all replicas, fade with the iterations that
+ask for a position (what deep drafts gave is not forgotten while shallow ones are made) and with
+news that contradict them; new weights leave little of them, and so does every further probe.
+Position by position the share accepted is drawn towards the forecast by the weight of one draft:
+sixteen that all fail are believed.
 
 By replica, the *speed* of the sequences that draft, relative to plain decoding:
 
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from steersman.estimators.forecast import Forecast
-from steersman.estimators.observation import Bools, Floats, Ints, Observation
+from steersman.estimators.observation import Floats, Observation
+from steersman.estimators.speculation import to_depth
 from steersman.policies.speculation._drafts import acceptance_to
 
 MEMORY_ITERATIONS = 64.0
@@ -46,8 +48,9 @@ ASKED, ACCEPTED, TICKED, PLAIN_S, TOOK_S, USUAL_S, USUAL_TOOK_S = range(7)
 class Evidence:
     """Follows one run; k is the deepest draft that any engine can be told."""
 
-    asked: Floats = field(default_factory=lambda: np.zeros(0))
-    """(k,) sequence-iterations that were asked to draft so deep, faded; of all replicas."""
+    tried: Floats = field(default_factory=lambda: np.zeros(0))
+    """(k,) sequence-iterations that were asked to draft so deep, and in which all before was
+    accepted; faded, of all replicas."""
     accepted: Floats = field(default_factory=lambda: np.zeros(0))
     """(k,) tokens accepted there."""
     speed: Floats = field(default_factory=lambda: np.zeros((0, 7)))
@@ -55,40 +58,38 @@ class Evidence:
     and their seconds; then of plain iterations the forecast seconds and the seconds."""
     _names: tuple[str, ...] = ()
     _last: Floats = field(default_factory=lambda: np.zeros((0, 4)))
-    """(r, 4 + 2k) counters."""
-    _share: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    """(r, k) share of each replica's sequences that draft so deep, when there were any last."""
+    """(r, 4 + 3k) counters."""
 
-    def follow(self, observation: Observation, forecast: Forecast, drafting: Ints) -> None:
-        """Take in an observation; (n,) `drafting` says what is drafted for each trajectory."""
+    def follow(self, observation: Observation, forecast: Forecast) -> None:
+        """Take in an observation."""
         r = observation.replicas
         depth = int(r.max_draft_tokens.max(initial=0))
-        now = np.concatenate((_counters(observation), _wide(r, depth)), axis=1)
+        now = _counters(observation, depth)
         if self._names != r.names or self._last.shape != now.shape:
             self._begin(r.names, now, depth)
             return
         grown = now - self._last
         self._last = now
-        self._share = _shares(observation, drafting, self._share)
         good = r.alive & (grown >= 0).all(axis=1) & (grown[:, ITERATIONS] > 0)
         good &= grown[:, BUSY_S] > 0
         grown = np.where(good[:, None], grown, 0.0)
-        drafted, accepted = grown[:, 4 : 4 + depth], grown[:, 4 + depth :]
-        asked = np.maximum(grown[:, [SEQUENCES]] * self._share, drafted)
+        asked, drafted, accepted = np.split(grown[:, 4:], 3, axis=1)
+        asked = np.maximum(asked, drafted)
         self._watch(observation, forecast, grown, asked[:, 0], accepted.sum(axis=1))
         drafts = asked[:, 0] > 0
         if drafts.any():
-            new_asked, new_accepted = asked.sum(axis=0), accepted.sum(axis=0)
-            keep = np.exp(-grown[drafts, ITERATIONS].mean() / MEMORY_ITERATIONS)
-            keep *= self._believable(float(new_asked[0]), float(new_accepted[0]))
-            self.asked = keep * self.asked + new_asked
-            self.accepted = keep * self.accepted + new_accepted
+            tries, known = _by_position(asked.sum(axis=0), accepted.sum(axis=0))
+            faded = np.exp(-grown[drafts, ITERATIONS].mean() / MEMORY_ITERATIONS)
+            believable = self._believable(float(tries[0]), float(known[0]))
+            keep = np.where(tries > 0, faded, 1.0) * believable
+            self.tried = keep * self.tried + tries
+            self.accepted = keep * self.accepted + known
 
     def forget(self, keep_drafts: float = 0.0) -> None:
-        """Begin anew, with so many drafts of what was known; how fast plain iterations are stays
-        known."""
-        keep = min(keep_drafts / max(self.asked.max(initial=0.0), 1e-9), 1.0)
-        self.asked, self.accepted = keep * self.asked, keep * self.accepted
+        """Begin anew, with so many drafts of what was known of each position; how fast plain
+        iterations are stays known."""
+        keep = np.minimum(keep_drafts / np.maximum(self.tried, 1e-9), 1.0)
+        self.tried, self.accepted = keep * self.tried, keep * self.accepted
         self.speed[:, :USUAL_S] = 0.0
 
     def forget_speed(self, row: int) -> None:
@@ -98,18 +99,12 @@ class Evidence:
     @property
     def proven(self) -> bool:
         """Whether drafts enough have been verified since the last beginning."""
-        return len(self.asked) > 0 and bool(self.asked[0] >= (1.0 - 1e-9) * PROOF)
+        return len(self.tried) > 0 and bool(self.tried[0] >= (1.0 - 1e-9) * PROOF)
 
     def acceptance(self, forecast: Forecast) -> Floats:
         """(r, k) probability that asking for position j gives it, given those before it."""
-        believed = acceptance_to(forecast, len(self.asked))
-        if not len(self.asked) or self.asked[0] <= 0:
-            return believed
-        tries = self.asked.copy()
-        going_on = self.asked[1:] / np.maximum(self.asked[:-1], 1e-9)
-        tries[1:] = np.minimum(self.accepted[:-1] * going_on, tries[1:])
-        known = np.minimum(self.accepted, tries)
-        return np.asarray((known + PRIOR_DRAFTS * believed) / (tries + PRIOR_DRAFTS))
+        believed = acceptance_to(forecast, len(self.tried))
+        return np.asarray((self.accepted + PRIOR_DRAFTS * believed) / (self.tried + PRIOR_DRAFTS))
 
     def drafts(self, row: int) -> float:
         """Asked for on one replica since the last beginning, faded."""
@@ -142,7 +137,7 @@ class Evidence:
         """Share of what is known that such news of the first position leave."""
         if not self.proven:
             return 1.0
-        known = float(self.asked[0])
+        known = float(self.tried[0])
         chance = min(max(float(self.accepted[0]) / known, 1.0 / known), 1.0 - 1.0 / known)
         variance = chance * (1.0 - chance) * asked * (1.0 + asked / known)
         excess = accepted - chance * asked
@@ -155,9 +150,8 @@ class Evidence:
         speed = np.zeros((len(names), self.speed.shape[1]))
         speed[rows >= 0] = self.speed[rows[rows >= 0]]
         self.speed, self._names, self._last = speed, names, now
-        self._share = np.zeros((len(names), depth))
-        if len(self.asked) != depth:
-            self.asked, self.accepted = np.zeros(depth), np.zeros(depth)
+        if len(self.tried) != depth:
+            self.tried, self.accepted = np.zeros(depth), np.zeros(depth)
 
     def _watch(
         self,
@@ -187,50 +181,39 @@ class Evidence:
         """As JSON can hold it."""
         return {
             "names": list(self._names),
-            "asked": self.asked.tolist(),
+            "tried": self.tried.tolist(),
             "accepted": self.accepted.tolist(),
             "speed": self.speed.tolist(),
             "last": self._last.tolist(),
-            "share": self._share.tolist(),
         }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Evidence":
         """The inverse of `state_dict`."""
-        names, depth = tuple(state["names"]), len(state["asked"])
+        names, depth = tuple(state["names"]), len(state["tried"])
 
         def matrix(name: str, width: int) -> Floats:
             return np.array(state[name], dtype=np.float64).reshape(len(names), width)
 
-        asked, accepted = (
-            np.array(state[name], dtype=np.float64) for name in ("asked", "accepted")
+        tried, accepted = (
+            np.array(state[name], dtype=np.float64) for name in ("tried", "accepted")
         )
-        last, share = matrix("last", 4 + 2 * depth), matrix("share", depth)
-        return cls(asked, accepted, matrix("speed", 7), names, last, share)
+        last = matrix("last", 4 + 3 * depth)
+        return cls(tried, accepted, matrix("speed", 7), names, last)
 
 
-def _counters(observation: Observation) -> Floats:
+def _by_position(asked: Floats, accepted: Floats) -> tuple[Floats, Floats]:
+    """(k,) tries of each position and tokens accepted of them, from (k,) sequence-iterations that
+    were asked to draft so deep and (k,) tokens accepted there."""
+    tries = asked.copy()
+    going_on = asked[1:] / np.maximum(asked[:-1], 1e-9)
+    tries[1:] = np.minimum(accepted[:-1] * going_on, asked[1:])
+    return tries, np.minimum(accepted, tries)
+
+
+def _counters(observation: Observation, depth: int) -> Floats:
+    """(r, 4 + 3 depth) iterations and so on, then asked, drafted and accepted by position."""
     r = observation.replicas
-    columns = (r.iterations, r.busy_s, r.sequences_run, r.prefill_tokens)
-    return np.stack(columns, axis=1).astype(np.float64)
-
-
-def _wide(r: Any, depth: int) -> Floats:
-    """(r, 2 depth) drafted and accepted by position."""
-    out = np.zeros((len(r), 2, depth))
-    for kind, counts in enumerate((r.drafted_at, r.accepted_at)):
-        kept = counts[:, :depth]
-        out[:, kind, : kept.shape[1]] = kept
-    return out.reshape(len(r), 2 * depth)
-
-
-def _shares(observation: Observation, drafting: Ints, before: Floats) -> Floats:
-    """(r, k) share of the running sequences that draft so deep; as before where none runs."""
-    rows, (replicas, depth) = observation.running, before.shape
-    at = observation.trajectories.replica_row[rows]
-    deep = np.clip(drafting[rows], 0, depth)
-    cell = np.bincount(at * (depth + 1) + deep, minlength=replicas * (depth + 1))
-    count = cell.reshape(replicas, depth + 1)
-    least = np.cumsum(count[:, ::-1], axis=1)[:, ::-1]  # that draft 0, 1, ... or more
-    some: Bools = least[:, :1] > 0
-    return np.where(some, least[:, 1:] / np.maximum(least[:, :1], 1), before)
+    columns = np.stack((r.iterations, r.busy_s, r.sequences_run, r.prefill_tokens), axis=1)
+    by_position = [to_depth(each, depth) for each in (r.asked_at, r.drafted_at, r.accepted_at)]
+    return np.concatenate((columns, *by_position), axis=1)

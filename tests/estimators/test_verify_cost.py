@@ -178,9 +178,12 @@ def test_of_iterations_that_draft_now_and_then_the_share_with_any_is_counted() -
     rng, n = np.random.default_rng(0), 20_000
     for asked, found in ((1, 0.3), (5, 0.1), (20, 0.2), (3, 1.0)):
         drafts = rng.random((n, asked)) < found
-        share = share_with_drafts(np.array([drafts.sum() / n]), np.array([asked]))
-        assert share[0] == pytest.approx(drafts.any(axis=1).mean(), abs=0.01)
-    assert share_with_drafts(np.array([0.25]), np.array([0]))[0] == pytest.approx(0.25)
+        each = np.array([drafts.sum() / n])
+        for told in (1.0, 0.3):  # in this part of the iterations
+            share = share_with_drafts(told * each, np.array([told * asked]), np.array([asked]))
+            assert share[0] == pytest.approx(told * drafts.any(axis=1).mean(), abs=0.01)
+    unknown = np.zeros(1)
+    assert share_with_drafts(np.array([0.25]), unknown, np.array([0])) == pytest.approx(0.25)
 
 
 def test_no_cost_is_below_nothing() -> None:

@@ -101,7 +101,7 @@ class DraftWorld:
         self.throughput, self.drafts = IterationTime(), DiscountedAcceptance(positions=DEEPEST)
         self.length = SurvivalLength()
         self.counters = np.zeros((3, r))
-        self.drafted, self.accepted = np.zeros((2, r, DEEPEST), dtype=np.int64)
+        self.asked, self.drafted, self.accepted = np.zeros((3, r, DEEPEST), dtype=np.int64)
         self.default = np.zeros(r, dtype=np.int64)
         self.now_s, self.ahead_s = 0.0, np.zeros(r)
         self.tick = self.version = 0
@@ -146,6 +146,7 @@ class DraftWorld:
             iterations=iterations.astype(np.int64),
             busy_s=busy_s.copy(),
             sequences_run=sequences.copy(),
+            asked_at=self.asked.copy(),
             drafted_at=self.drafted.copy(),
             accepted_at=self.accepted.copy(),
             draft_tokens=self.default.copy(),
@@ -224,7 +225,7 @@ class DraftWorld:
             clock_s, ended_s = _run(
                 self.rng, r, self.now_s + self.ahead_s[r], until_s, self.slots, costs, e.found,
                 np.asarray(e.acceptance, dtype=np.float64), told, self.at, self.left, self.written,
-                self.counters, self.drafted[r], self.accepted[r],
+                self.counters, self.asked[r], self.drafted[r], self.accepted[r],
             )  # fmt: skip
             self.ahead_s[r] = max(clock_s - until_s, 0.0)
             last_s = max(last_s, ended_s)
@@ -236,7 +237,7 @@ class DraftWorld:
 @numba.njit(cache=True)
 def _run(  # type: ignore[no-untyped-def]
     rng, r, clock_s, until_s, slots, costs, found, acceptance, told, at, left, written, counters,
-    drafted, accepted,
+    asked, drafted, accepted,
 ):  # fmt: skip
     """One replica's iterations until then; its clock, and when somebody ended last."""
     fixed_s, sequence_s, verify_s, each_s, noise = costs
@@ -248,6 +249,8 @@ def _run(  # type: ignore[no-untyped-def]
                 continue
             batch += 1
             wrote = 1
+            for k in range(told[i]):
+                asked[k] += 1
             if told[i] > 0 and rng.random() < found:
                 verified += told[i]
                 going = True

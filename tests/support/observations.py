@@ -39,6 +39,7 @@ def replica_table(count: int, **columns: Any) -> ReplicaTable:
         preemptions=zeros,
         prefix_hit_share=noughts,
         prefill_tokens=zeros,
+        asked_at=np.zeros((count, 0), dtype=np.int64),
         drafted_at=np.zeros((count, 0), dtype=np.int64),
         accepted_at=np.zeros((count, 0), dtype=np.int64),
         draft_tokens=zeros,

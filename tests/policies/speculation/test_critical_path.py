@@ -69,6 +69,7 @@ class Fleet:
             sequences_run=sequences.copy(),
             draft_tokens=self.default.copy(),
             max_draft_tokens=np.full(self.r, DEEPEST),
+            asked_at=self.drafted.astype(np.int64),
             drafted_at=self.drafted.astype(np.int64),
             accepted_at=self.took.astype(np.int64),
             weight_version=np.full(self.r, self.version),
@@ -250,7 +251,7 @@ def test_a_collapse_ends_drafting_within_a_tick_or_two() -> None:
 def test_drafts_that_pay_at_small_batches_only_wait_for_them_and_have_not_failed() -> None:
     """At sixty verifying costs more than three in ten accepted drafts gain, at two next to nothing;
     seven in ten, as is hoped for, would pay at sixty."""
-    fleet, policy = Fleet([[4000.0] * 60], accepted=0.3), CriticalPath()
+    fleet, policy = Fleet([[4000.0] * 60], accepted=0.3), CriticalPath(margin=0.03)
     fleet.steps(policy, 12)
     assert policy._evidence.proven
     assert policy._probes.failures == 0
@@ -465,6 +466,7 @@ def test_ten_thousand_trajectories_on_a_hundred_replicas_take_five_milliseconds(
             iterations=seen.replicas.iterations + 12,
             busy_s=seen.replicas.busy_s + 0.25,
             sequences_run=seen.replicas.sequences_run + 12.0 * seen.replicas.running,
+            asked_at=counts,
             drafted_at=counts,
             accepted_at=(counts * 0.8 ** np.arange(1, 17)).astype(np.int64),
         )
