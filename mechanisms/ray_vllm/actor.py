@@ -9,6 +9,7 @@ vLLM is imported when the engine is launched, not when this module is: drivers i
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import tempfile
@@ -43,6 +44,8 @@ PR_SET_PDEATHSIG = 1
 """Linux: the signal to get when the parent dies."""
 EXTENSION = "steersman.mechanisms.ray_vllm.extension.SteersmanExtension"
 REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH, "abort": EndReason.ABORT}
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -101,6 +104,8 @@ class Replica:
         else:
             config = self._build(self._spec.model)
         await self._engine.update_weight_version(str(self._weight_version))
+        for fault in filter(None, await self._engine.collective_rpc("steersman_prepare")):
+            log.warning("this engine is not built as expected: %s", fault)
         await self._drafts.arm(self._engine)
         self._vocabulary = config.model_config.get_vocab_size()
         self._info = ReplicaInfo(

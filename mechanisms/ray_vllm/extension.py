@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from steersman.estimators.errors import SteersmanError
 from steersman.mechanisms.ray_vllm.sampling_repair import ensure_exact, skip_idle_verifier
+from steersman.mechanisms.ray_vllm.seed_repair import rewind_by_state
 
 if hasattr(torch.cpu, "_init_amx"):
     # vLLM picks AMX attention kernels by what the CPU can do, but a process must first ask the
@@ -31,6 +32,18 @@ class SteersmanExtension:
         weights = load_file(path)
         self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
         return len(weights)
+
+    def steersman_prepare(self) -> str:
+        """Mend what would end the engine; to be called before the first request.
+
+        Answers why that cannot be done, or "".
+        """
+        if self.model_runner.device.type == "cpu":
+            try:
+                rewind_by_state(self.model_runner)
+            except AttributeError as error:
+                return f"seeded requests with long prompts may end it: {error}"
+        return ""
 
     def steersman_arm(self, counters: str) -> str:
         """Let the proposer draft if the verifier is exact, counting into the file `counters`.

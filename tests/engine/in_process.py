@@ -104,6 +104,7 @@ def start(model: str, draft_tokens: int, options: dict[str, Any]) -> str:
         return preempt(*given, **more)
 
     scheduler._preempt_request = counting
+    assert llm.collective_rpc("steersman_prepare") == [""]
     if not draft_tokens:
         return ""
     with tempfile.NamedTemporaryFile() as counters:

@@ -150,5 +150,7 @@ def test_what_the_proposer_counted_and_the_engine_was_told_is_in_the_report(engi
     engine.drafts.default = 3
     engine.drafts.counters = DraftCounters.private(4)
     engine.drafts.counters.add(DraftClass.OTHER, NO_SLOT, 3, 1)
+    engine.drafts.counters.asked += (5, 4, 4, 0)
     report = engine.counters.stats(0)
     assert (report.draft_tokens, report.draft_classes) == (3, {"other": [1, 3, 1]})
+    assert report.asked_at == [5, 4, 4, 0]

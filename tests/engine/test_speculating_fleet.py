@@ -120,6 +120,7 @@ async def test_what_one_replica_wrote_is_drafted_on_another_and_counted_alike(
     assert sum(stats.drafted_at) == sum(c[1] for c in stats.draft_classes.values())
     assert sum(stats.accepted_at) == sum(c[2] for c in stats.draft_classes.values())
     assert verified >= drafted / MOST
+    assert all(a >= d for a, d in zip(stats.asked_at, stats.drafted_at, strict=True))
     assert sum(end_of(same).drafted_at) == sum(stats.drafted_at)
     assert sum(end_of(same).accepted_at) == sum(stats.accepted_at)
     assert end_of(other).drafted_at == end_of(other).accepted_at == []

@@ -291,6 +291,17 @@ def test_a_seed_and_equal_drafts_give_equal_samples_in_any_batch(drafting: Engin
 # -- where a request ends -------------------------------------------------------------------------
 
 
+def test_a_seeded_answer_is_the_same_in_whatever_parts_its_prompt_is_read(engine: Engine) -> None:
+    """Unrepaired, vLLM on CPU ends the engine here: its generators cannot be set back."""
+    engine.call(in_process.instruct, 0)
+    prompts = [[3 + (i * k) % 60 for i in range(100)] for k in (1, 3, 7, 11)]
+    seeded = [Ask(p, 40, temperature=1.0, seed=5 + k) for k, p in enumerate(prompts)]
+    together, iterations = engine.call(in_process.run, seeded)
+    assert iterations > 41  # 128 tokens at a time: three of four prompts are read in two parts
+    alone = [engine.call(in_process.run, [ask])[0][0].tokens for ask in seeded]
+    assert tokens_of(together) == alone
+
+
 def test_a_stop_token_inside_an_accepted_draft_is_the_last(drafting: Engine) -> None:
     whole, _ = plainly(drafting, asks(60))
     requests = [

@@ -206,6 +206,20 @@ def test_what_was_kept_is_counted_by_class_and_position() -> None:
     assert proposer.counters.spent[0] == 2
 
 
+def test_what_was_asked_for_is_counted_whatever_comes_of_it() -> None:
+    proposer, runner, _ = make()
+    runner.add("a")
+    runner.add("b", k=2)
+    runner.add("c", k=0)
+    proposer.instruct(4, {})
+    runner.batch("a", "b", "c")
+    runner.bring(proposer, 1, 1, 1)
+    assert proposer.counters.asked.tolist() == [2, 2, 1, 1, 0, 0, 0, 0]
+    runner.batch("a", "b", "c")  # nothing of it was scheduled
+    runner.bring(proposer, 1, 0, 1)  # b's prompt is being read again
+    assert proposer.counters.asked.tolist() == [3, 3, 2, 2, 0, 0, 0, 0]
+
+
 def test_a_draft_that_was_dropped_counts_as_nothing() -> None:
     proposer, runner, drafter = make()
     runner.add("a")
