@@ -115,6 +115,10 @@ class Board:
         self._groups.give_back(row)
         del self._features[row]
 
+    def grow_group(self, row: int, size: int) -> None:
+        """It has so many samples now."""
+        self._groups["size"][row] = size
+
     def count_answer(self, group_row: int) -> None:
         """One more of the group has its answer."""
         self._groups["ended"][group_row] += 1

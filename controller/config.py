@@ -125,6 +125,8 @@ class Config(Section, frozen=True):
     speculation: PartConfig = PartConfig("unchanged")
     """The policy that decides how many tokens replicas draft, where engines can be told: so far in
     replays only."""
+    prompts: PartConfig = PartConfig("uniform")
+    """The policy that chooses prompts, where a session is given a pool (`set_pool`)."""
     length: PartConfig = PartConfig("length")
     """The estimator of remaining tokens."""
     throughput: PartConfig = PartConfig("throughput")
@@ -153,6 +155,7 @@ KINDS = {
     "fallback": "policies.placement",
     "stopping": "policies.stopping",
     "speculation": "policies.speculation",
+    "prompts": "policies.prompts",
     "length": "estimators.length",
     "throughput": "estimators.throughput",
     "success": "estimators.success",

@@ -5,7 +5,13 @@ A group is *settled* when each slot is answered or parked; it is *complete* when
 
 from dataclasses import dataclass, field
 
-from steersman.controller.results import Group, Prompt, Trajectory
+from steersman.controller.results import (
+    CHOSEN_BY_THE_CALLER,
+    Group,
+    GroupTerms,
+    Prompt,
+    Trajectory,
+)
 from steersman.mechanisms.execution import Execution, mixed_seed, replace_seed
 from steersman.mechanisms.fleet import Sampling
 
@@ -21,6 +27,9 @@ class GroupState:
     max_new_tokens: int
     sampling: Sampling
     row: int
+    terms: GroupTerms = CHOSEN_BY_THE_CALLER
+    extended_from: int = 0
+    """Samples it had when it last got more; 0: never."""
     slots: list[Execution] = field(default_factory=list)
     answered: int = 0
     parked: int = 0
@@ -54,13 +63,13 @@ class GroupState:
             prompt_id=self.prompt.prompt_id,
             admitted_step=self.step,
             delivered_step=step,
-            trajectories=tuple(
-                self._trajectory(slot, execution, weight_version)
-                for slot, execution in enumerate(self.slots)
-            ),
+            trajectories=tuple(self.trajectory(slot, weight_version) for slot in range(self.size)),
+            terms=self.terms,
         )
 
-    def _trajectory(self, slot: int, execution: Execution, weight_version: int) -> Trajectory:
+    def trajectory(self, slot: int, weight_version: int) -> Trajectory:
+        """The answer in that slot; `weight_version` is the trainer's."""
+        execution = self.slots[slot]
         assert execution.disposition is not None
         oldest = execution.oldest_weight_version
         return Trajectory(

@@ -3,7 +3,7 @@
 Executions report every change of phase; the ledger folds them into columns, counts them, writes
 them to the trace and closes groups.  It never commands.  A trajectory that ended without being an
 answer (restarted, expired) is replaced in its slot by a fresh one, so that a group always closes
-with exactly `size` answers.
+with exactly `size` answers.  A complete group may grow by further samples before it is delivered.
 """
 
 import math
@@ -22,7 +22,13 @@ from steersman.controller.board import (
     reward_table,
 )
 from steersman.controller.groups import GroupState
-from steersman.controller.results import Counts, Group, Prompt
+from steersman.controller.results import (
+    CHOSEN_BY_THE_CALLER,
+    Counts,
+    Group,
+    GroupTerms,
+    Prompt,
+)
 from steersman.controller.trace import records
 from steersman.controller.trace.writer import TraceWriter
 from steersman.estimators.errors import InvalidInputError
@@ -86,13 +92,19 @@ class Ledger:
         return self._clock() - self._origin_s
 
     def admit(
-        self, prompt: Prompt, size: int, max_new_tokens: int, sampling: Sampling, step: int
+        self,
+        prompt: Prompt,
+        size: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        step: int,
+        terms: GroupTerms = CHOSEN_BY_THE_CALLER,
     ) -> GroupState:
         """Open a group: `size` trajectories that wait for a placement."""
         group_id = self._next_group
         self._next_group += 1
         row = self._board.add_group(group_id, prompt, size, step)
-        group = GroupState(group_id, prompt, size, step, max_new_tokens, sampling, row)
+        group = GroupState(group_id, prompt, size, step, max_new_tokens, sampling, row, terms)
         self.groups[group_id] = group
         self._trace.write(
             records.GroupAdmitted(
@@ -104,6 +116,9 @@ class Ledger:
                 size=size,
                 max_new_tokens=max_new_tokens,
                 step=step,
+                inclusion_probability=terms.inclusion_probability,
+                prompt_weight=terms.weight,
+                prompt_policy=terms.policy,
                 features=list(prompt.features),
                 prompt_token_ids=list(prompt.token_ids) if self._trace_token_ids else None,
             )
@@ -112,6 +127,20 @@ class Ledger:
             group.slots.append(self._queue(group, slot, replaces=None))
         self.on_change()
         return group
+
+    def grow(self, group: GroupState, count: int) -> None:
+        """`count` samples more for a complete group that was not delivered yet."""
+        assert group.complete
+        assert count > 0
+        group.extended_from = group.size
+        group.size += count
+        self._board.grow_group(group.row, group.size)
+        self._trace.write(
+            records.GroupExtended(t_s=self.now_s(), group_id=group.group_id, size=group.size)
+        )
+        for slot in range(group.extended_from, group.size):
+            group.slots.append(self._queue(group, slot, replaces=None))
+        self.on_change()
 
     def deliver(self, group: GroupState, step: int, weight_version: int) -> Group:
         """Hand a complete group over and forget it."""
@@ -144,7 +173,8 @@ class Ledger:
             raise InvalidInputError(f"there is no trajectory {trajectory_id} to reward")
         if not math.isfinite(reward):
             raise InvalidInputError(
-                f"the reward of trajectory {trajectory_id} is {reward}; valid: a finite number"
+                f"the reward of trajectory {trajectory_id}{self._of_prompt(trajectory_id)} is "
+                f"{reward}; valid: a finite number"
             )
         self._trace.write(
             records.Rewarded(t_s=self.now_s(), trajectory_id=trajectory_id, reward=reward)
@@ -152,8 +182,9 @@ class Ledger:
         group, weight_version = self._answered.pop(trajectory_id, (None, NO_VERSION))
         if group is None:
             return
+        due = group.size - group.extended_from  # the ones before were all rewarded
         self._reward_rows.append(
-            (trajectory_id, group.group_id, group.prompt.key, group.size, reward, weight_version)
+            (trajectory_id, group.group_id, group.prompt.key, due, reward, weight_version)
         )
         if group.group_id in self.groups:
             self._board.count_reward(group.row, reward)
@@ -297,6 +328,11 @@ class Ledger:
             )
         )
         return execution
+
+    def _of_prompt(self, trajectory_id: int) -> str:
+        """For a person."""
+        group, _ = self._answered.get(trajectory_id, (None, NO_VERSION))
+        return "" if group is None else f" of prompt {group.prompt.prompt_id!r}"
 
     def _ended(self, execution: Execution, entry: _Entry, now_s: float) -> None:
         disposition, group = execution.disposition, entry.group

@@ -1,5 +1,6 @@
 """What a rollout may be asked for; checked before anything is started."""
 
+import math
 from collections.abc import Sequence
 
 from steersman.controller.results import Prompt
@@ -27,3 +28,24 @@ def check_request(
                 f"prompt {prompt.prompt_id!r} has {length} tokens; with max_new_tokens "
                 f"{max_new_tokens} that exceeds the fleet's max_model_len of {limit}"
             )
+
+
+def check_count(name: str, count: int, least: int = 1) -> None:
+    """Raise `InvalidInputError` for a count that is too small."""
+    if count < least:
+        raise InvalidInputError(f"{name} is {count}; valid: {least} or more")
+
+
+def check_quality(quality: float, evaluated: int, seconds: float) -> None:
+    """Raise `InvalidInputError` unless it can be what an evaluation measured."""
+    if not math.isfinite(quality):
+        raise InvalidInputError(f"quality is {quality}; valid: a finite number")
+    if evaluated < 0:
+        raise InvalidInputError(f"evaluated is {evaluated}; valid: 0 (not known) or more")
+    if evaluated and not 0 <= quality <= 1:
+        raise InvalidInputError(
+            f"quality is {quality}; valid: a share of the {evaluated} evaluated, 0 to 1 "
+            "(evaluated = 0 where it is no share)"
+        )
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InvalidInputError(f"seconds is {seconds}; valid: a finite number, 0 or more")

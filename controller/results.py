@@ -56,6 +56,21 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTerms:
+    """On what terms a group was admitted."""
+
+    inclusion_probability: float = 1.0
+    """With which the prompt policy chose the prompt, in (0, 1]."""
+    weight: float = 1.0
+    """Inverse of the inclusion probability, over its mean among those chosen at once."""
+    policy: str = ""
+    """Prompt policy that chose it; empty: the caller did."""
+
+
+CHOSEN_BY_THE_CALLER = GroupTerms()
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """All samples of one prompt: delivered whole, or not yet."""
 
@@ -64,6 +79,14 @@ class Group:
     admitted_step: int
     delivered_step: int
     trajectories: tuple[Trajectory, ...]
+    terms: GroupTerms = CHOSEN_BY_THE_CALLER
+    rewards: tuple[float, ...] = ()
+    """Of each trajectory, where a scorer was given; NaN: it did not know."""
+    train: tuple[bool, ...] = ()
+    """Which trajectories the prompt policy wants trained on; empty: all."""
+    weight: float = 1.0
+    """Of the group in means over a batch, which divide by the sum of weights: inverse of the
+    probability that its prompt was chosen and that no coin dropped the group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,39 +4,39 @@
 controller deferred some of its trajectories, parked.  Parked groups are not lost: the next call
 resumes them, on the weights of then, and returns them with its own.  `stream` is the asynchronous
 mode: it keeps a number of groups in flight and yields them as they become complete.  `drain`
-finishes whatever is parked.
+finishes whatever is parked.  Each prompt given comes back exactly once, with exactly `group_size`
+trajectories.
 
-Each prompt given comes back exactly once, with exactly `group_size` trajectories.
+With `set_pool`, the prompt policy of the configuration chooses which prompts, how many samples of
+each and how long they may be: `choose` is then the synchronous step, `admit` the stream.
 """
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
 from steersman.controller.core import Controller
 from steersman.controller.groups import GroupState
 from steersman.controller.ledger import Ledger
-from steersman.controller.loop import ControlLoop
-from steersman.controller.request import check_request
+from steersman.controller.loop import ControlLoop, LoopState
+from steersman.controller.prompts.admission import PromptAdmission
+from steersman.controller.prompts.building import chooser_of
+from steersman.controller.prompts.fail_open import FailOpen
+from steersman.controller.prompts.rollouts import PromptRollouts
+from steersman.controller.prompts.scoring import Scorer
+from steersman.controller.request import check_count, check_quality, check_request
 from steersman.controller.results import Counts, Group, Prompt
+from steersman.controller.rolling import Rolling
 from steersman.controller.trace import records
 from steersman.controller.trace.writer import NoTrace, TraceWriter
-from steersman.estimators.errors import FleetError, InvalidInputError
-from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase
+from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.observation import Objective, TrainerSignal
-from steersman.mechanisms.execution import ToEnd
 from steersman.mechanisms.fleet import Fleet, LogprobProbe, NamedTensors, Sampling
-
-CLOSE_TIMEOUT_S = 10.0
-"""How long a closing session waits for aborts to come back; a fleet that is gone answers never."""
-
-log = logging.getLogger(__name__)
 
 
 class RolloutSession:
@@ -52,14 +52,6 @@ class RolloutSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fleet, self.controller = fleet, controller
-        self.weight_version = (
-            max(fleet.stats(info.name).weight_version for info in fleet.replicas)
-            if weight_version is None
-            else weight_version
-        )
-        """The trainer's version; what the fleet holds, unless told otherwise."""
-        self.step = -1
-        """Number of the present step; `rollout` begins the next one."""
         self.trace = trace if trace is not None else _configured_trace(controller)
         self._ledger = Ledger(
             fleet,
@@ -69,16 +61,22 @@ class RolloutSession:
             trace_token_ids=controller.config.trace.token_ids,
         )
         self._ledger.on_change, self._ledger.on_complete = self._on_change, self._wake
-        self._changed = asyncio.Event()
-        self._objective = Objective.BARRIER
-        self._step_started_s = 0.0
-        self._groups_wanted = 0
-        self._batches = 0
-        """Weight pushes since the present stream began: each begins a batch, as steps do."""
-        self._policy_kl: float | None = None
-        self._may_defer = True
+        if weight_version is None:
+            weight_version = max(fleet.stats(info.name).weight_version for info in fleet.replicas)
+        max_lag = controller.config.max_lag
+        self._rolling = Rolling(fleet, self._ledger, self.trace, max_lag, weight_version)
+        self._chosen: PromptRollouts | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._open = self._rolling_out = False
+
+    @property
+    def weight_version(self) -> int:
+        """The trainer's version; what the fleet holds, unless told otherwise."""
+        return self._rolling.weight_version
+
+    @property
+    def step(self) -> int:
+        """Number of the present step; `rollout` begins the next one."""
+        return self._rolling.step
 
     async def __aenter__(self) -> Self:
         config = self.controller.config
@@ -96,7 +94,7 @@ class RolloutSession:
         steering.add_done_callback(self._loop_ended)
         watching = asyncio.create_task(self._watch_fleet(), name="steersman-fleet-watch")
         self._tasks = [steering, watching]
-        self._open = True
+        self._rolling.open = True
         return self
 
     async def __aexit__(
@@ -105,8 +103,10 @@ class RolloutSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._open = False
-        await self._abandon(list(self._ledger.groups.values()), "the session was closed")
+        self._rolling.open = False
+        if self._chosen is not None:
+            await self._chosen.give_up("the session was closed")
+        await self._rolling.abandon(self._ledger.groups.values(), "the session was closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -154,21 +154,16 @@ class RolloutSession:
         """
         sampling = sampling if sampling is not None else Sampling()
         check_request(self.fleet, prompts, group_size, max_new_tokens)
-        if groups_wanted < 0:
-            raise InvalidInputError(f"groups_wanted is {groups_wanted}; valid: 0 (all) or more")
-        self._groups_wanted = groups_wanted
-        try:
-            return await self._barrier(prompts, group_size, max_new_tokens, sampling)
-        finally:
-            self._groups_wanted = 0
+        check_count("groups_wanted", groups_wanted, least=0)
+        return await self._barrier(prompts, group_size, max_new_tokens, sampling, groups_wanted)
 
     async def drain(self) -> list[Group]:
         """Resume what is parked and let it end, without deferring again."""
-        self._may_defer = False
+        self._rolling.may_defer = False
         try:
             return await self._barrier([], 1, 1, Sampling())
         finally:
-            self._may_defer = True
+            self._rolling.may_defer = True
 
     async def stream(
         self,
@@ -189,35 +184,104 @@ class RolloutSession:
         iterator early abandons what is in flight.
         """
         sampling = sampling if sampling is not None else Sampling()
-        if inflight_groups < 1:
-            raise InvalidInputError(f"inflight_groups is {inflight_groups}; valid: 1 or more")
-        if batch_groups < 0:
-            raise InvalidInputError(f"batch_groups is {batch_groups}; valid: 0 or more")
-        source, mine = iter(prompts), dict[int, GroupState]()
-        started_s = self._begin(Objective.STREAM, groups=0)
-        self._groups_wanted = batch_groups
-        tokens = delivered = 0
+        check_count("inflight_groups", inflight_groups)
+        check_count("batch_groups", batch_groups, least=0)
+        source, mine, rolling = iter(prompts), dict[int, GroupState](), self._rolling
+        rolling.begin(Objective.STREAM, groups=0, groups_wanted=batch_groups)
         try:
             while True:
                 while len(mine) < inflight_groups and (prompt := next(source, None)) is not None:
                     check_request(self.fleet, [prompt], group_size, max_new_tokens)
                     group = self._ledger.admit(
-                        prompt, group_size, max_new_tokens, sampling, self.step + self._batches
+                        prompt, group_size, max_new_tokens, sampling, rolling.present_step
                     )
                     mine[group.group_id] = group
                 if not mine:
                     return
-                await self._until(lambda: any(group.complete for group in mine.values()))
+                await rolling.until(lambda: any(group.complete for group in mine.values()))
                 done = next(group for group in mine.values() if group.complete)
                 del mine[done.group_id]
-                answer = self._ledger.deliver(done, self.step, self.weight_version)
-                tokens += sum(len(t.token_ids) for t in answer.trajectories)
-                delivered += 1
-                yield answer
+                yield rolling.deliver(done)
         finally:
-            self._groups_wanted = 0
-            await self._abandon(list(mine.values()), "the stream was closed")
-            self._finish(started_s, tokens, delivered)
+            await rolling.abandon(mine.values(), "the stream was closed")
+            rolling.finish()
+
+    def set_pool(
+        self, prompts: Sequence[Prompt], group_size: int = 8, *, max_new_tokens: int
+    ) -> None:
+        """Let the prompt policy choose from these; again, at any time, for another data set.
+
+        `group_size` samples of up to `max_new_tokens` tokens are what the trainer wants of a
+        prompt; a policy may decide otherwise.  What is known of prompts that remain is kept.
+        """
+        check_request(self.fleet, prompts, group_size, max_new_tokens)
+        config = self.controller.config
+        if self._chosen is None:
+            chooser = chooser_of(config, group_size, max_new_tokens)
+            asked = FailOpen(chooser, group_size, max_new_tokens, config.seed, self._why_off)
+            admission = PromptAdmission(asked, config.prompts.name)
+            self._chosen = PromptRollouts(self._rolling, admission)
+        self._admission.set_pool(prompts)
+
+    async def choose(
+        self, groups_wanted: int, *, scorer: Scorer | None = None, sampling: Sampling | None = None
+    ) -> list[Group]:
+        """One synchronous step on prompts that the policy chooses.
+
+        `scorer` tells the rewards of answers as they become complete.  With it, groups may get more
+        samples before they are delivered, and those that the policy filters are not delivered:
+        others are chosen in their place, until `groups_wanted` are accepted or the policy has no
+        more.  Without it, rewards may be told later (`reward`).
+
+        Returns accepted groups: those of this step, and earlier ones that were parked.
+        """
+        check_count("groups_wanted", groups_wanted)
+        sampling = sampling if sampling is not None else Sampling()
+        return await self._pool.step(groups_wanted, scorer=scorer, sampling=sampling)
+
+    async def admit(
+        self,
+        *,
+        inflight_groups: int,
+        batch_groups: int,
+        scorer: Scorer | None = None,
+        sampling: Sampling | None = None,
+    ) -> AsyncIterator[Group]:
+        """Groups of prompts that the policy chooses, as they become complete, without end.
+
+        At most `inflight_groups` are begun and not yielded.  `batch_groups` is what the trainer
+        takes at a time; so many prompts are chosen at once.  `scorer` as in `choose`.  It ends if
+        the policy has no more prompts with nothing in flight; what a caller who leaves early did
+        not get is begun again by the next call.
+        """
+        check_count("inflight_groups", inflight_groups)
+        check_count("batch_groups", batch_groups)
+        stream = self._pool.stream(
+            inflight_groups=inflight_groups,
+            batch_groups=batch_groups,
+            scorer=scorer,
+            sampling=sampling if sampling is not None else Sampling(),
+        )
+        try:
+            async for group in stream:
+                yield group
+        finally:
+            await stream.aclose()
+
+    def observe(self, prompt_id: str, rewards: Sequence[float], weight_version: int) -> None:
+        """Let the prompt policy learn from a whole group that was rolled out elsewhere.
+
+        Fractions count as fractional passes; NaN: that reward is not known.
+        """
+        self._admission.observe(prompt_id, rewards, weight_version)
+
+    def prompt_state_dict(self) -> dict[str, Any]:
+        """What is known of the pool, and which of its prompts were chosen and not delivered yet."""
+        return self._admission.state_dict()
+
+    def load_prompt_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there, after `set_pool`: those prompts are begun first."""
+        self._admission.load_state_dict(state)
 
     async def push_weights(
         self,
@@ -240,10 +304,6 @@ class RolloutSession:
             )
         started_s = self._ledger.now_s()
         difference = await self.fleet.update_weights(tensors, weight_version, probes)
-        self.weight_version, self._policy_kl = weight_version, policy_kl
-        if self._objective is Objective.STREAM and self._rolling_out:
-            self._batches += 1
-            self._step_started_s = self._ledger.now_s()
         now_s = self._ledger.now_s()
         self.trace.write(
             records.WeightsPushed(
@@ -254,11 +314,7 @@ class RolloutSession:
                 policy_kl=policy_kl,
             )
         )
-        for execution in list(self._ledger.executions.values()):
-            if execution.phase is not Phase.PARKED and self._expired(
-                execution.oldest_weight_version
-            ):
-                execution.leave(_EXPIRE, f"beyond the lag bound at version {weight_version}")
+        self._rolling.pushed(weight_version, policy_kl)
 
     def reward(self, trajectory_id: int, reward: float) -> None:
         """Tell what a finished trajectory earned: the controller learns which prompts teach.
@@ -267,6 +323,28 @@ class RolloutSession:
         for an id that this session never gave, or a reward that is not finite.
         """
         self._ledger.reward(trajectory_id, reward)
+        if self._chosen is not None:
+            self._chosen.admission.reward(trajectory_id, reward)
+
+    def quality(
+        self, quality: float, *, evaluated: int = 0, metric: str = "quality", seconds: float = 0.0
+    ) -> None:
+        """Tell how good the present weights are, for `steersman evaluate`: it goes to the trace.
+
+        `quality` is the mean over `evaluated` independent samples (0: not known); `seconds` that
+        measuring took are no cost of the run.  Raises `InvalidInputError` for what is no figure.
+        """
+        check_quality(quality, evaluated, seconds)
+        self.trace.write(
+            records.QualityMeasured(
+                t_s=self._ledger.now_s(),
+                weight_version=self.weight_version,
+                quality=quality,
+                evaluated=evaluated,
+                metric=metric,
+                seconds=seconds,
+            )
+        )
 
     def kill_switch(self, why: str = "switched off by the caller") -> None:
         """From now on the trainer's default rule decides."""
@@ -282,119 +360,55 @@ class RolloutSession:
         return f"{self._loop.state}: {self._loop.why}"
 
     async def _barrier(
-        self, prompts: Sequence[Prompt], group_size: int, max_new_tokens: int, sampling: Sampling
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        groups_wanted: int = 0,
     ) -> list[Group]:
-        ledger = self._ledger
-        started_s = self._begin(Objective.BARRIER, groups=len(ledger.groups) + len(prompts))
-        self._resume_parked()
+        ledger, rolling = self._ledger, self._rolling
+        groups = len(ledger.groups) + len(prompts)
+        rolling.begin(Objective.BARRIER, groups=groups, groups_wanted=groups_wanted)
+        rolling.resume_parked()
         for prompt in prompts:
             ledger.admit(prompt, group_size, max_new_tokens, sampling, self.step)
         mine = list(ledger.groups.values())
-        groups: list[Group] = []
         try:
-            await self._until(lambda: all(group.settled for group in mine))
-            groups = [
-                ledger.deliver(group, self.step, self.weight_version)
-                for group in mine
-                if group.complete
-            ]
+            await rolling.until(lambda: all(group.settled for group in mine))
+            return [self._delivered(group) for group in mine if group.complete]
         except BaseException:
-            await self._abandon(mine, "the step was given up")
+            await rolling.abandon(mine, "the step was given up")
             raise
         finally:
-            tokens = sum(len(t.token_ids) for g in groups for t in g.trajectories)
-            self._finish(started_s, tokens, len(groups))
-        return groups
+            rolling.finish()
 
-    def _begin(self, objective: Objective, groups: int) -> float:
-        """Open the next step; returns its time."""
-        if not self._open:
-            raise InvalidInputError("the session is not open; use it as `async with`")
-        if self._rolling_out:
-            raise InvalidInputError("a rollout of this session is under way; await it first")
-        self._rolling_out, self._objective = True, objective
-        self.step += 1 + self._batches
-        self._batches = 0
-        started_s = self._step_started_s = self._ledger.now_s()
-        self.trace.write(
-            records.StepStarted(
-                t_s=started_s,
-                step=self.step,
-                weight_version=self.weight_version,
-                objective=objective.value,
-                groups=groups,
-                max_lag=self.controller.config.max_lag,
-            )
-        )
-        return started_s
+    def _delivered(self, group: GroupState) -> Group:
+        answer = self._rolling.deliver(group)
+        if self._chosen is not None:
+            self._chosen.elsewhere(group, answer)
+        return answer
 
-    def _finish(self, started_s: float, tokens: int, groups: int) -> None:
-        self._rolling_out = False
-        now_s = self._ledger.now_s()
-        self.trace.write(
-            records.StepEnded(
-                t_s=now_s,
-                step=self.step,
-                seconds=now_s - started_s,
-                tokens=tokens,
-                groups=groups,
-            )
-        )
+    @property
+    def _pool(self) -> PromptRollouts:
+        if self._chosen is None:
+            raise InvalidInputError("there is no pool to choose prompts from; call set_pool first")
+        return self._chosen
 
-    def _resume_parked(self) -> None:
-        for execution in list(self._ledger.executions.values()):
-            if execution.phase is not Phase.PARKED:
-                continue
-            if self._expired(execution.oldest_weight_version):
-                execution.leave(_EXPIRE, f"beyond the lag bound at step {self.step}")
-            else:
-                execution.resume(f"step {self.step} began")
+    @property
+    def _admission(self) -> PromptAdmission:
+        return self._pool.admission
 
-    def _expired(self, oldest: int | None) -> bool:
-        if oldest is None:
-            return False
-        return self.weight_version - oldest > self.controller.config.max_lag
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        """Wait until `done()`; it is asked after each change."""
-        while not done():
-            if not any(self.fleet.is_alive(info.name) for info in self.fleet.replicas):
-                raise FleetError("no replica is alive; the step cannot be completed")
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def _abandon(self, groups: list[GroupState], why: str) -> None:
-        for group in groups:
-            for execution in group.slots:
-                if execution.phase is not Phase.ENDED:
-                    execution.leave(ToEnd(Disposition.ABANDONED), why)
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while any(e.phase is not Phase.ENDED for g in groups for e in g.slots):
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            log.error("%s: some replicas did not confirm their aborts in time", why)
-            return
-        for group in groups:
-            if group.group_id in self._ledger.groups:  # closing may have been first
-                self._ledger.abandon(group)
+    def _why_off(self) -> str:
+        """Why the trainer's default decides; empty: the controller does."""
+        off = self._loop.state in (LoopState.OFF, LoopState.SHADOW)
+        return self._loop.why if off else ""
 
     def _signal(self) -> TrainerSignal:
-        config = self.controller.config
-        return TrainerSignal(
-            step=max(self.step, 0) + self._batches,
-            weight_version=self.weight_version,
-            max_lag=config.max_lag if self._may_defer else 0,
-            objective=self._objective,
-            groups_wanted=self._groups_wanted,
-            step_started_s=self._step_started_s,
-            normaliser=config.normaliser,
-            policy_kl=self._policy_kl,
-        )
+        return self._rolling.signal(self.controller.config.normaliser)
 
     def _on_change(self) -> None:
-        self._changed.set()
+        self._rolling.changed.set()
         if self._ledger.waiting:  # else the next regular tick is soon enough
             self._wake()
 
@@ -404,7 +418,7 @@ class RolloutSession:
             self._loop.wake()
 
     def _loop_ended(self, loop: asyncio.Task[None]) -> None:
-        if not self._open:
+        if not self._rolling.open:
             return
         why = "the control loop was cancelled" if loop.cancelled() else repr(loop.exception())
         task = asyncio.create_task(self._loop.run_default(why), name="steersman-default")
@@ -422,6 +436,3 @@ class RolloutSession:
 def _configured_trace(controller: Controller) -> TraceWriter:
     path = controller.config.trace.path
     return TraceWriter(path) if path else NoTrace()
-
-
-_EXPIRE = ToEnd(Disposition.EXPIRED, CorrectnessClass.EMPIRICAL)

@@ -9,18 +9,26 @@ full the eighth of it that was unseen longest goes at once (a tenth of a second 
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steersman.estimators._lookup import match
 from steersman.estimators.observation import Floats, Ints
 
 RECENT = 4096
 """Keys of the short index: inserting into it and searching it stay below 20 microseconds."""
-GROWTH = 1.5
-"""Room is multiplied by this when it is used up."""
+GROWTH = 1.2
+"""Room is multiplied by this when it is used up; a sixth of it lies idle at most."""
+Rows = NDArray[np.int32]
+Singles = NDArray[np.float32]
+"""Half of the memory; what is believed of a prompt is never certain to 1e-7."""
 
 
 def _no_ints() -> Ints:
     return np.zeros(0, dtype=np.int64)
+
+
+def _no_rows() -> Rows:
+    return np.zeros(0, dtype=np.int32)
 
 
 @dataclass
@@ -28,7 +36,7 @@ class _Index:
     """Sorted keys and the row of each."""
 
     keys: Ints = field(default_factory=_no_ints)
-    rows: Ints = field(default_factory=_no_ints)
+    rows: Rows = field(default_factory=_no_rows)
 
     def find(self, keys: Ints) -> Ints:
         """(m,) row of each key, -1 where it is unknown."""
@@ -37,7 +45,7 @@ class _Index:
         rows[here] = self.rows[at]
         return rows
 
-    def insert(self, keys: Ints, rows: Ints) -> None:
+    def insert(self, keys: Ints, rows: Rows) -> None:
         """Sorted keys that it does not hold yet."""
         at = np.searchsorted(self.keys, keys)
         self.keys = np.insert(self.keys, at, keys)
@@ -51,13 +59,15 @@ class KeyedStates:
     width: int
     """Floats per key; the last column is when it was last seen."""
     capacity: int
-    columns: Floats = field(init=False)
+    columns: Singles = field(init=False)
     """(width, room); rows from `len(self)` on are not in use."""
+    replaced: int = field(default=0, init=False)
+    """Times that all rows moved: when it was full, or loaded."""
     _main: _Index = field(default_factory=_Index, init=False)
     _recent: _Index = field(default_factory=_Index, init=False)
 
     def __post_init__(self) -> None:
-        self.columns = np.zeros((self.width, 0))
+        self.columns = np.zeros((self.width, 0), dtype=np.float32)
 
     def __len__(self) -> int:
         return len(self._main.keys) + len(self._recent.keys)
@@ -75,11 +85,11 @@ class KeyedStates:
         first, end = len(self), len(self) + len(keys)
         if end > self.columns.shape[1]:
             room = max(int(self.columns.shape[1] * GROWTH), end)
-            grown = np.zeros((self.width, room))
+            grown = np.zeros((self.width, room), dtype=np.float32)
             grown[:, :first] = self.columns[:, :first]
             self.columns = grown
         self.columns[:, first:end] = values
-        self._recent.insert(keys, np.arange(first, end))
+        self._recent.insert(keys, np.arange(first, end, dtype=np.int32))
         if len(self._recent.keys) > RECENT:
             self._merge()
 
@@ -94,15 +104,22 @@ class KeyedStates:
         kept[np.argpartition(last_seen, surplus - 1)[:surplus]] = False
         self.load(self._main.keys[kept], self.columns[:, self._main.rows[kept]])
 
-    def dump(self) -> tuple[Ints, Floats]:
+    @property
+    def nbytes(self) -> int:
+        """Memory."""
+        indices = (self._main, self._recent)
+        return self.columns.nbytes + sum(i.keys.nbytes + i.rows.nbytes for i in indices)
+
+    def dump(self) -> tuple[Ints, Singles]:
         """Sorted keys and their (width, n) values."""
         self._merge()
         return self._main.keys, self.columns[:, self._main.rows]
 
-    def load(self, keys: Ints, values: Floats) -> None:
+    def load(self, keys: Ints, values: Floats | Singles) -> None:
         """Hold these sorted keys and nothing else."""
-        self.columns = values
-        self._main, self._recent = _Index(keys, np.arange(len(keys))), _Index()
+        self.columns = values.astype(np.float32)
+        self._main, self._recent = _Index(keys, np.arange(len(keys), dtype=np.int32)), _Index()
+        self.replaced += 1
 
     def _merge(self) -> None:
         self._main.insert(self._recent.keys, self._recent.rows)

@@ -68,6 +68,9 @@ class TrainerSignal:
     normaliser: Normaliser = Normaliser.STD
     policy_kl: float | None = None
     """KL divergence between the newest weights and the version before, if the trainer told it."""
+    groups_filtered: int | None = None
+    """Complete groups so far that never make up a batch; None: the trainer may filter, but does
+    not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from steersman.estimators._open_groups import OpenGroups
 from steersman.estimators._population import Population
 from steersman.estimators._prompt_logits import PromptLogits
 from steersman.estimators._reliability import Reliability
+from steersman.estimators._states import Rows
 from steersman.estimators.contract import State, SuccessEstimator
 from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.forecast import SuccessForecast
@@ -62,7 +63,7 @@ class DynamicLogistic:
     drift_per_version: float = 0.006
     """Variance of a logit that a prompt gains per weight version; a larger one revisits sooner."""
     max_prompts: int = 1_000_000
-    """Prompts remembered, 56 to 76 bytes each; if full, the eighth unseen longest goes."""
+    """Prompts remembered, 32 to 36 bytes each; if full, the eighth unseen longest goes."""
 
     _prompts: PromptLogits = field(init=False)
     _groups: OpenGroups = field(default_factory=OpenGroups, init=False)
@@ -127,6 +128,26 @@ class DynamicLogistic:
         """(m,) mean and variance of the prompts' logits under weights `step`."""
         offset, variance, _ = self._believed(keys, step)
         return offset + self._level_at(step), variance
+
+    def rows_of(self, keys: Ints) -> Ints:
+        """(m,) rows of the prompts in the table, -1: never seen; as long as `rows_moved` stays."""
+        return self._prompts.states.find(keys)
+
+    @property
+    def rows_moved(self) -> int:
+        """Times that all prompts got other rows."""
+        return self._prompts.states.replaced
+
+    def predict_rows(self, rows: Ints | Rows, step: int) -> tuple[Floats, Floats]:
+        """As `predict`, for prompts whose rows are known: looking up a million takes 0.2 s."""
+        level = self._level_at(step)
+        offset, variance = self._prompts.believed_at(rows, step, level, self._population)
+        return offset + level, variance
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is remembered of prompts."""
+        return self._prompts.states.nbytes
 
     def forecast(self, observation: Observation) -> SuccessForecast:
         """Per group: pass probability, and the worth of finishing it given its rewards so far."""

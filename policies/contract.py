@@ -17,7 +17,8 @@ A placement policy of a trainer that asks for more groups than a batch needs als
 `groups_to_ask` (`Oversampling`); one that also decides what replicas draft has `draft`
 (`Drafting`); one that compares plans and can tell what it thought of them has `alternatives`
 (`Explains`); one that wants plans compared beside the ticks has `plans` (`LooksAhead`); one that
-chooses by step what may act has `chosen` (`Learns`).
+chooses by step what may act has `chosen` (`Learns`).  A prompt policy that draws from all its
+candidates whatever their order says so by `any_order` (`AnyOrder`).
 
 Who stops by a coin (probability 1 - q, in [0.05, 0.95]) decides STOP with propensity 1 - q where it
 fell so, and CONTINUE with propensity q for those it spared, in the tick of the throw and once only:
@@ -181,6 +182,14 @@ class PromptPolicy(Policy, Protocol):
 
     def learn(self, groups: FinishedGroups) -> None:
         """Take in complete groups, each shown once, before `select` is asked about them."""
+
+
+@runtime_checkable
+class AnyOrder(Protocol):
+    """A prompt policy that draws from all candidates itself: their order means nothing to it, and
+    the whole pool may be offered."""
+
+    any_order: ClassVar[bool]
 
 
 class Stateless:

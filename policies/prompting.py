@@ -11,30 +11,58 @@ nothing needs to be known.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.lifecycle import CorrectnessClass
+from steersman.estimators.logistic import Logits, degenerate_probability
 from steersman.estimators.observation import Bools, Floats, Ints, Normaliser
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """c prompts that the trainer could ask for now, in the order of its data loader."""
+    """c prompts that the trainer could ask for now, in the order of its data loader.
+
+    What follows from the logits is computed when it is first asked for: of a million candidates a
+    policy looks at few.
+    """
 
     prompt_key: Ints
-    pass_probability: Floats
-    """(c,) expected probability that a new sample passes."""
-    pass_deviation: Floats
-    """(c,) standard deviation of that probability: what is not known of the prompt."""
-    degenerate_probability: Floats
-    """(c,) of a group of the request's size: all of its samples pass, or all fail."""
+    logit_mean: Floats
+    logit_variance: Floats
+    """(c,) what is believed of the logit of the probability that a new sample passes: Gaussian."""
     mean_tokens: Floats
     """(c,) expected length of a sample; NaN: not known."""
+    group_size: int
+    """Samples of a group by the trainer's configuration."""
+    waited: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """(c,) steps since the prompt was last rolled out, or since it could be for the first time;
+    (0,): not known."""
 
     def __len__(self) -> int:
         return len(self.prompt_key)
+
+    @cached_property
+    def pass_probability(self) -> Floats:
+        """(c,) expected probability that a new sample passes."""
+        return self._pass_moments[0]
+
+    @cached_property
+    def pass_deviation(self) -> Floats:
+        """(c,) standard deviation of that probability: what is not known of the prompt."""
+        return np.sqrt(self._pass_moments[1])
+
+    @cached_property
+    def degenerate_probability(self) -> Floats:
+        """(c,) of a group of the trainer's size: all of its samples pass, or all fail."""
+        size = np.full(len(self), float(self.group_size))
+        return degenerate_probability(self.logit_mean, self.logit_variance, size)
+
+    @cached_property
+    def _pass_moments(self) -> tuple[Floats, Floats]:
+        return Logits.gaussian(self.logit_mean, self.logit_variance).pass_moments()
 
 
 @dataclass(frozen=True)
@@ -53,6 +81,9 @@ class PromptRequest:
     normaliser: Normaliser = Normaliser.STD
     refill: int = 0
     """Times `choose` was asked before in this step."""
+    selects: bool = True
+    """Whether the trainer lets the policy extend and select; one that does not takes whole groups,
+    as many as it wants, and trains on all of them."""
     policy_kl: float | None = None
     """KL divergence between the newest weights and the version before, if the trainer told it."""
 
@@ -170,6 +201,14 @@ class Selection:
     """(k,) ids of earlier groups trained on again; they count towards the batch."""
     correctness: CorrectnessClass = CorrectnessClass.EXACT
     """Of the selection itself."""
+    weight: Floats = field(default_factory=lambda: np.zeros(0))
+    """(m,) inverse of the probability with which a coin spared the group, where one was thrown for
+    it; it multiplies 1 / inclusion probability.  (0,): 1 for all."""
+
+    @property
+    def weights(self) -> Floats:
+        """(m,) `weight`, written out."""
+        return self.weight if len(self.weight) else np.ones(len(self.accepted))
 
     @classmethod
     def everything(cls, groups: FinishedGroups) -> "Selection":

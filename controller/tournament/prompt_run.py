@@ -22,19 +22,16 @@ from itertools import islice
 import numpy as np
 
 from steersman.controller.config import Config
+from steersman.controller.prompts.chooser import Chosen, PromptChooser
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.workload import Workload
-from steersman.controller.tournament._data_loader import DataLoader
 from steersman.controller.tournament._prompt_groups import Group, as_round, finished
 from steersman.controller.tournament._rollouts import Round, rolled_out
 from steersman.controller.tournament.prompt_result import PromptRunResult, PromptStep, Tally
 from steersman.controller.tournament.sample_banks import SampleBank
 from steersman.estimators.errors import FleetError
-from steersman.estimators.logistic import Logits
-from steersman.estimators.observation import Floats, Ints
-from steersman.estimators.success import DynamicLogistic
+from steersman.estimators.observation import Floats
 from steersman.policies.contract import PromptPolicy
-from steersman.policies.prompting import Candidates, FinishedGroups, PromptChoice, PromptRequest
 
 __all__ = ["PromptRunResult", "PromptStep", "run_prompts"]
 
@@ -73,12 +70,16 @@ class _Run:
     def __init__(
         self, bank: SampleBank, policy: PromptPolicy, config: Config, candidates: int, seed: int
     ) -> None:
-        self._bank, self._policy, self._config = bank, policy, config
-        self._candidates, self._seed = candidates, seed
-        self._loader = DataLoader(bank.keys, seed)
-        self._estimator = DynamicLogistic()
-        self._lengths: dict[int, tuple[int, int]] = {}
-        """Samples and tokens of each prompt so far."""
+        self._bank, self._seed = bank, seed
+        self._chooser = PromptChooser(
+            policy,
+            group_size=bank.group_size,
+            max_new_tokens=bank.max_new_tokens,
+            normaliser=config.normaliser,
+            seed=seed,
+            offered=candidates,
+        )
+        self._chooser.set_pool(bank.keys.tolist())
         self._groups = self._trajectories = 0
         self.visits: dict[int, int] = {}
         self.rounds: list[Round] = []
@@ -86,62 +87,26 @@ class _Run:
 
     def step(self, number: int, groups_wanted: int) -> Tally:
         """One step of the trainer."""
-        tally, taken = Tally(number), self._bank.keys[:0]
-        rng = np.random.default_rng((self._seed, number))
+        tally = Tally(number)
         while tally.rounds < MOST_ROUNDS:
             lacking = groups_wanted - tally.groups_accepted - tally.replayed
             if lacking <= 0:
                 break
-            request = self._request(tally, lacking, taken)
             with self._timed():
-                choice = self._policy.choose(request, rng)
-            rows = choice.row
-            if not len(choice) and not request.refill:
-                rows = np.arange(len(request.candidates))  # new ones the next time
-            self._loader.pass_over(rows)
-            if not len(choice):
+                chosen = self._chooser.choose(lacking, number, number, tally.rounds)
+            if not len(chosen):
                 break
             tally.rounds += 1
-            keys = request.candidates.prompt_key[choice.row]
-            taken = np.concatenate((taken, keys))
-            groups = self._rolled_out(keys, choice, tally, rng)
-            self._train(groups, choice.inclusion_probability, tally, rng)
+            self._train(self._rolled_out(chosen, tally), chosen.inclusion_probability, tally)
         return tally
 
-    def _request(self, tally: Tally, lacking: int, taken: Ints) -> PromptRequest:
-        return PromptRequest(
-            step=tally.step,
-            weight_version=tally.step,
-            groups_wanted=lacking,
-            group_size=self._bank.group_size,
-            max_new_tokens=self._bank.max_new_tokens,
-            candidates=self._known_of(self._loader.offer(self._candidates, taken), tally.step),
-            normaliser=self._config.normaliser,
-            refill=tally.rounds,
-        )
-
-    def _known_of(self, keys: Ints, version: int) -> Candidates:
-        logits = Logits.gaussian(*self._estimator.predict(keys, version))
-        size = np.full(len(keys), float(self._bank.group_size))
-        passing, variance = logits.pass_moments()
-        known = [self._lengths.get(key, (0, 0)) for key in keys.tolist()]
-        return Candidates(
-            prompt_key=keys,
-            pass_probability=passing,
-            pass_deviation=np.sqrt(variance),
-            degenerate_probability=np.minimum(logits.all_pass(size) + logits.all_fail(size), 1.0),
-            mean_tokens=np.array([total / count if count else np.nan for count, total in known]),
-        )
-
-    def _rolled_out(
-        self, keys: Ints, choice: PromptChoice, tally: Tally, rng: np.random.Generator
-    ) -> list[Group]:
+    def _rolled_out(self, chosen: Chosen, tally: Tally) -> list[Group]:
         """The chosen prompts' groups, complete."""
+        caps = chosen.max_new_tokens.tolist()
         groups = [
-            self._begun(key, cap)
-            for key, cap in zip(keys.tolist(), choice.max_new_tokens.tolist(), strict=True)
+            self._begun(key, cap) for key, cap in zip(chosen.prompt_key.tolist(), caps, strict=True)
         ]
-        some, added = groups, choice.size
+        some, added = groups, chosen.size
         for stage in range(MOST_STAGES):
             for group, count in zip(some, added.tolist(), strict=True):
                 ids = self._trajectories + np.arange(count)
@@ -150,7 +115,7 @@ class _Run:
             tally.stages += 1
             table = finished(some, tally.step)
             with self._timed():
-                added = self._policy.extend(table, rng)
+                added = self._chooser.extend(table)
             some = [group for group, more in zip(some, added.tolist(), strict=True) if more > 0]
             added = added[added > 0]
             if not some:
@@ -163,15 +128,11 @@ class _Run:
         self._groups += 1
         return Group(self._groups - 1, key, cap, (self._seed, key, visit))
 
-    def _train(
-        self, groups: Sequence[Group], probability: Floats, tally: Tally, rng: np.random.Generator
-    ) -> None:
+    def _train(self, groups: Sequence[Group], probability: Floats, tally: Tally) -> None:
         """Learn from the round, and take what is selected of it into the batch."""
         table = finished(groups, tally.step)
         with self._timed():
-            self._policy.learn(table)
-            selection = self._policy.select(table, rng)
-        self._learn(table, tally.step)
+            selection = self._chooser.finished(table)
         train = selection.train
         tally.samples += len(train)
         tally.tokens += int(table.tokens.sum())
@@ -188,20 +149,9 @@ class _Run:
         tally.replayed += len(selection.replayed)
         tally.samples_trained += int(train.sum())
         tally.tokens_trained += int(kept.tokens.sum())
-        weight = 1.0 / probability[selection.accepted]
+        weight = (selection.weights / probability)[selection.accepted]
         if len(weight):
             self.effective_groups += float(weight.sum() ** 2 / (weight**2).sum())
-
-    def _learn(self, table: FinishedGroups, version: int) -> None:
-        """What candidates are described by."""
-        reward, row = np.clip(table.reward, 0.0, 1.0), table.group_row
-        passes: Floats = np.bincount(row, weights=reward, minlength=len(table)).astype(np.float64)
-        self._estimator.learn(table.prompt_key, passes, table.size, version)
-        tokens = np.bincount(row, weights=table.tokens, minlength=len(table)).astype(np.int64)
-        columns = (table.prompt_key.tolist(), table.size.tolist(), tokens.tolist())
-        for key, count, total in zip(*columns, strict=True):
-            samples, written = self._lengths.get(key, (0, 0))
-            self._lengths[key] = samples + count, written + total
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

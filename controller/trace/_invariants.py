@@ -11,6 +11,8 @@ from steersman.controller.trace.records import (
     DecisionTaken,
     GroupAdmitted,
     GroupEnded,
+    GroupExtended,
+    GroupSelected,
     Outcome,
     PhaseChanged,
     Record,
@@ -47,13 +49,23 @@ class _Life:
     """The one its end tells; the one above is what its coins make it."""
 
 
+@dataclass(slots=True)
+class _Group:
+    """An open group so far."""
+
+    size: int
+    prompt_tokens: int
+    answered: int = 0
+    selected: bool = False
+
+
 @dataclass
 class Invariants:
     """The check while it goes on: `take` each record, then `close`, then read `problems`."""
 
     problems: list[str] = field(default_factory=list)
     lives: dict[int, _Life] = field(default_factory=dict)
-    groups: dict[int, GroupAdmitted] = field(default_factory=dict)
+    groups: dict[int, _Group] = field(default_factory=dict)
     attempts: set[str] = field(default_factory=set)
     orders: dict[tuple[int, int, str], Decision] = field(default_factory=dict)
     successors: set[int] = field(default_factory=set)
@@ -75,7 +87,7 @@ class Invariants:
     @take.register
     def _(self, record: GroupAdmitted) -> None:
         self._must(record.group_id not in self.groups, record.group_id, "admitted twice", "group")
-        self.groups[record.group_id] = record
+        self.groups[record.group_id] = _Group(record.size, record.prompt_tokens)
 
     @take.register
     def _(self, record: TrajectoryQueued) -> None:
@@ -139,6 +151,33 @@ class Invariants:
         self._must(at == told, name, f"has segments up to {at} of {told} tokens")
         life.disposition = Disposition(record.disposition)
         life.told_weight = record.weight
+        if life.disposition.is_answer and (group := self.groups.get(life.group_id)):
+            group.answered += 1
+
+    @take.register
+    def _(self, record: GroupExtended) -> None:
+        name, group = record.group_id, self.groups.get(record.group_id)
+        if group is None:
+            self._must(False, name, "was extended, but is not open", "group")
+            return
+        whole = f"was extended with {group.answered} of {group.size} answers"
+        self._must(group.answered == group.size, name, whole, "group")
+        grown = f"was extended from {group.size} to {record.size}"
+        self._must(record.size > group.size, name, grown, "group")
+        group.size = record.size
+
+    @take.register
+    def _(self, record: GroupSelected) -> None:
+        name, group = record.group_id, self.groups.get(record.group_id)
+        if group is None:
+            self._must(False, name, "was selected, but is not open", "group")
+            return
+        self._must(not group.selected, name, "was selected twice", "group")
+        trained = f"has {record.trained} of {group.size} samples to train on"
+        self._must(record.trained <= group.size, name, trained, "group")
+        dropped = f"is filtered, and {record.trained} samples of it are to be trained on"
+        self._must(record.accepted or not record.trained, name, dropped, "group")
+        group.selected = True
 
     @take.register
     def _(self, record: GroupEnded) -> None:

@@ -32,7 +32,8 @@ def _steersman_version() -> str:
     return version("steersman")
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Where this process runs."""
     system, processor = platform.system(), platform.machine()
     return f"{system} {processor}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
@@ -51,7 +52,7 @@ class RunStarted(Base, frozen=True, kw_only=True):
     """The configuration, defaults included."""
     replicas: list[ReplicaInfo]
     seed: int
-    machine: str = msgspec.field(default_factory=_machine)
+    machine: str = msgspec.field(default_factory=machine)
     """Where the controller ran: system, cores, Python."""
 
 
@@ -122,12 +123,56 @@ class GroupAdmitted(Base, frozen=True, kw_only=True):
     step: int
     inclusion_probability: float = 1.0
     """With which the prompt policy admitted it, in (0, 1]."""
+    prompt_weight: float = 1.0
+    """Inverse of that probability, over its mean among those chosen at once."""
+    prompt_policy: str = ""
+    """Who chose the prompt; empty: the trainer did."""
     features: list[float] = msgspec.field(default_factory=list)
     prompt_token_ids: list[int] | None = None
 
 
+class GroupExtended(Base, frozen=True, kw_only=True):
+    """A group all of whose samples were answered gets more of them."""
+
+    group_id: int
+    size: int
+    """Samples it has now."""
+
+
+class GroupSelected(Base, frozen=True, kw_only=True):
+    """The prompt policy's verdict on a complete group."""
+
+    group_id: int
+    accepted: bool
+    """It counts towards the batch.  False: it is filtered, and does not count as begun either."""
+    trained: int
+    """Samples of it that are trained on."""
+    weight: float
+    """Inverse of the probability that it was chosen and kept, up to a factor."""
+
+
+class PromptsChosen(Base, frozen=True, kw_only=True):
+    """What the prompt policy chose from the pool."""
+
+    step: int
+    refill: int
+    """Times it was asked before in this step."""
+    policy: str
+    groups_wanted: int
+    chosen: int
+    reason: str
+    pool: int
+    """Prompts there are."""
+    available: int
+    """Those of them that the draw could choose: not under way already."""
+    waited_longest: str
+    """The prompt that was chosen, or came into the pool, the longest ago."""
+    waited_steps: int
+    """And how many steps ago."""
+
+
 class GroupEnded(Base, frozen=True, kw_only=True):
-    """A group was handed over, or given up."""
+    """A group was handed over, was filtered (`GroupSelected` says so), or was given up."""
 
     group_id: int
     trajectory_ids: list[int]
@@ -223,6 +268,20 @@ class Rewarded(Base, frozen=True, kw_only=True):
 
     trajectory_id: int
     reward: float
+
+
+class QualityMeasured(Base, frozen=True, kw_only=True):
+    """How good the LLM is, as the trainer measured it."""
+
+    weight_version: int
+    """That was measured."""
+    quality: float
+    evaluated: int
+    """Independent samples it is the mean of; 0: not known."""
+    metric: str
+    """What it is, e.g. "pass@1 on 500 held-out prompts"."""
+    seconds: float = 0.0
+    """That measuring took, until `t_s`."""
 
 
 class DriftNoticed(Base, frozen=True, kw_only=True):
@@ -333,6 +392,9 @@ Record = (
     | StepStarted
     | StepEnded
     | GroupAdmitted
+    | GroupExtended
+    | GroupSelected
+    | PromptsChosen
     | GroupEnded
     | TrajectoryQueued
     | PhaseChanged
@@ -341,6 +403,7 @@ Record = (
     | TrajectoryEnded
     | Progress
     | Rewarded
+    | QualityMeasured
     | DriftNoticed
     | EstimatorHealth
     | ReplicaReport

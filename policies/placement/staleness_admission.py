@@ -13,9 +13,13 @@ replica with the fewest in flight.  What has begun is placed whenever it waits.
 
 *Filtered groups.*  A complete group that the trainer does not train on never makes up a batch, so
 the version does not rise for it.  Counted as accepted, it would take capacity for ever, until
-nothing may begin: a deadlock.  With `filtered = "degenerate"` a group is taken back out of
-`accepted` as soon as all its rewards are known and equal.  That must be what the trainer filters
-by; `"none"` is for one that filters nothing.
+nothing may begin: a deadlock.  Where it is told how many were filtered (`groups_filtered`), those
+are taken back out of `accepted`.  Where it is not, with `filtered = "degenerate"` a group is taken
+out as soon as all its rewards are known and equal.  That must be what the trainer filters by;
+`"none"` is for one that filters nothing.
+
+*Extended groups.*  A complete group that gets more samples runs again, and is accepted once they
+have ended.
 
 *Checkpoints.*  `accepted` is part of the state.  Without a state, a run that begins at version v
 takes it for v * batch, as AReaL does when it recovers: with 0, the gate would let eta + v + 1
@@ -64,6 +68,10 @@ class StalenessAdmission:
     """Ids of the groups at the last look."""
     _rewards: dict[int, tuple[int, float, float]] = field(default_factory=dict, init=False)
     """By group, until all are known: how many are, the lowest, the highest."""
+    _told: int = field(default=0, init=False)
+    """Filtered groups that were told so far."""
+    _newest: int = field(default=UNKNOWN, init=False)
+    """Highest id of a group seen.  No part of the state: another session begins at 0 again."""
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 0:
@@ -96,13 +104,25 @@ class StalenessAdmission:
         """Take in what is complete, and what of it is filtered."""
         trainer = observation.trainer
         complete = len(newly_complete(self._unfinished, observation))
+        complete -= self._extended(observation)
         self._unfinished = observation.groups.group_id
         if self._accepted == UNKNOWN:
             self._accepted = trainer.weight_version * trainer.groups_wanted
         else:
             self._accepted += complete
-        if self.filtered == "degenerate":
+        if trainer.groups_filtered is not None:
+            fresh = trainer.groups_filtered < self._told  # another session counts from 0
+            self._accepted -= trainer.groups_filtered - (0 if fresh else self._told)
+            self._told = trainer.groups_filtered
+        elif self.filtered == "degenerate":
             self._accepted -= self._newly_degenerate(observation)
+
+    def _extended(self, observation: Observation) -> int:
+        """Groups that were complete and are not any more."""
+        ids = observation.groups.group_id
+        back = (ids <= self._newest) & ~np.isin(ids, self._unfinished)
+        self._newest = max(self._newest, int(ids.max(initial=UNKNOWN)))
+        return int(back.sum())
 
     def _newly_degenerate(self, observation: Observation) -> int:
         """Groups whose last reward has just become known, all being equal."""
@@ -127,6 +147,7 @@ class StalenessAdmission:
             "accepted": self._accepted,
             "unfinished": self._unfinished.tolist(),
             "rewards": [[group, *known] for group, known in self._rewards.items()],
+            "told": self._told,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -134,6 +155,7 @@ class StalenessAdmission:
         self._accepted = int(state["accepted"])
         self._unfinished = np.array(state["unfinished"], dtype=np.int64)
         self._rewards = {g: (count, low, high) for g, count, low, high in state["rewards"]}
+        self._told, self._newest = int(state["told"]), UNKNOWN
 
 
 def _begun(observation: Observation) -> Bools:

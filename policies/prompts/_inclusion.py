@@ -22,6 +22,10 @@ from steersman.estimators.observation import Floats, Ints
 Drawn = tuple[Ints, Floats]
 SMALLEST = 1e-12
 """Of a probability: below, the difference of two distribution functions is rounding."""
+SHUFFLED = 65_536
+"""Rows up to which a random order is any order: that takes 1 ms."""
+FEWEST_ROWS = 100
+"""Of the table by which more are shuffled."""
 
 
 def check_share(uniform_share: float) -> None:
@@ -31,25 +35,27 @@ def check_share(uniform_share: float) -> None:
 
 
 def weighted(weight: Floats, count: int, rng: np.random.Generator) -> Drawn:
-    """`count` rows with probabilities min(1, a * weight), weights above 0: Hartley and Rao's
-    systematic sampling over a random order."""
+    """`count` rows with probabilities min(1, a * weight), weights above 0: systematic sampling
+    (Madow 1949) over a random order, so that any company is possible.
+    """
     offered = len(weight)
     if not 0 < count < offered:
         return everyone(min(count, offered))
-    falling = np.argsort(-weight, kind="stable")
-    sorted_weight = weight[falling]
-    left = np.cumsum(sorted_weight[::-1])[::-1]
-    wanted = count - np.arange(count)
-    # row j of the falling weights stays below 1 if those before it are certain
-    certain = int(np.argmax(wanted * sorted_weight[:count] <= left[:count]))
-    rest = rng.permutation(falling[certain:])
-    probability = np.minimum(weight[rest] * ((count - certain) / left[certain]), 1.0)
-    passed = np.cumsum(probability)
-    passed *= (count - certain) / passed[-1]
-    tick = np.minimum(np.floor(passed + rng.random()), count - certain)
-    hit = np.flatnonzero(np.diff(tick, prepend=0.0) > 0)
-    row = np.concatenate((falling[:certain], rest[hit]))
-    return row, np.concatenate((np.ones(certain), probability[hit]))
+    scale, certain = _scale(weight, count)
+    left = count - len(certain)
+    drawn = weight
+    if len(certain):
+        drawn = weight.copy()
+        drawn[certain] = 0.0
+    shuffled, row_of = _shuffled(drawn, rng)
+    passed = np.cumsum(shuffled, dtype=np.float64)
+    ticks = (rng.random() + np.arange(left)) * (passed[-1] / max(left, 1))
+    hit = np.searchsorted(passed, ticks, side="right")
+    # no weight reaches past two ticks, but for rounding
+    step = np.arange(left)
+    hit = np.minimum(np.maximum.accumulate(hit - step) + step, offered - left + step)
+    row = rng.permutation(np.concatenate((certain, row_of(hit))))
+    return row, np.minimum(scale * weight[row].astype(np.float64), 1.0)
 
 
 def best(score: Floats, count: int, uniform_share: float, rng: np.random.Generator) -> Drawn:
@@ -127,6 +133,43 @@ def in_order(offered: int, count: int) -> Drawn:
     """The first `count` rows, of an order that is taken for random."""
     row = np.arange(min(count, offered))
     return row, np.full(len(row), len(row) / max(offered, 1))
+
+
+def _shuffled(values: Floats, rng: np.random.Generator) -> tuple[Floats, Callable[[Ints], Ints]]:
+    """The values in a random order, and the rows of places in it.
+
+    Of many values the order is that of the columns of a table with a random number of rows, begun
+    at a random place: a permutation takes ten times as long.
+    """
+    count = len(values)
+    if count <= SHUFFLED:
+        order = rng.permutation(count)
+        return values[order], lambda place: order[place]
+    high = int(rng.integers(FEWEST_ROWS, count // FEWEST_ROWS))
+    wide = count // high
+    begin = int(rng.integers(count))
+    turned = np.concatenate((values[begin:], values[:begin]))
+    whole = high * wide
+    turned[:whole] = turned[:whole].reshape(high, wide).T.ravel()
+
+    def row_of(place: Ints) -> Ints:
+        before = np.where(place < whole, (place % high) * wide + place // high, place)
+        return np.asarray((before + begin) % count)
+
+    return turned, row_of
+
+
+def _scale(weight: Floats, count: int) -> tuple[float, Ints]:
+    """a, and the rows for which min(1, a * weight) is 1, such that it sums up to `count`."""
+    certain: Ints = np.zeros(0, dtype=np.int64)
+    total = float(weight.sum(dtype=np.float64))
+    while True:
+        rest = total - float(weight[certain].sum(dtype=np.float64))
+        scale = (count - len(certain)) / rest if rest > 0.0 else math.inf
+        found = np.flatnonzero(weight >= 1.0 / scale)
+        if len(found) <= len(certain) or len(found) >= count:
+            return scale, found if len(found) <= count else certain
+        certain = found
 
 
 def _others(offered: int, taken: Ints, count: int, rng: np.random.Generator) -> Ints:

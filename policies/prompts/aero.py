@@ -83,7 +83,7 @@ class Aero:
         """Rescues, and the rest of a middle group."""
         size, passes = groups.size, self._passes(groups)
         left = np.maximum(round(self.budget * self._group_size) - size, 0)
-        middle = (passes > 0) & (size <= self._explored) & ~self._easy(passes, size)
+        middle = (passes > 0) & (size <= self._explored) & ~self._easy(passes, groups.rewarded)
         rest = np.where(middle, np.maximum(self._group_size - size, 0), 0)
         return np.where(passes == 0, np.minimum(self.extra, left), rest)
 
@@ -100,7 +100,7 @@ class Aero:
 
     def baseline(self, groups: FinishedGroups) -> Floats:
         """(m,) expected pass rate of each group: what its rewards are compared to."""
-        return self._rate(self._passes(groups), groups.size)
+        return self._rate(self._passes(groups), groups.rewarded)
 
     def state_dict(self) -> dict[str, Any]:
         """The trainer's group size."""
@@ -128,7 +128,7 @@ class Aero:
     def _rejected(self, groups: FinishedGroups, rng: np.random.Generator) -> Bools:
         """(n,) failing samples beyond k per passing one, of groups that are not easy."""
         passes = self._passes(groups)
-        limited = (passes > 0) & ~self._easy(passes, groups.size)
+        limited = (passes > 0) & ~self._easy(passes, groups.rewarded)
         failing = np.flatnonzero((groups.reward <= self.pass_above) & limited[groups.group_row])
         order = failing[np.lexsort((rng.random(len(failing)), groups.group_row[failing]))]
         group = groups.group_row[order]

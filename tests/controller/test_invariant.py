@@ -1,6 +1,7 @@
 """Whatever happens in whatever order, each trajectory ends exactly once, with the right tokens."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import hypothesis.strategies as st
 import pytest
@@ -16,6 +17,7 @@ from hypothesis.stateful import (
 )
 from support.fake_fleet import EOS, FakeFleet, reference
 
+from steersman.controller.groups import GroupState
 from steersman.controller.ledger import Ledger
 from steersman.controller.loop import load_mechanisms
 from steersman.controller.results import Prompt
@@ -134,6 +136,15 @@ class RolloutMachine(RuleBasedStateMachine):
     def kill(self, replica: str) -> None:
         self.fleet.kill(replica)
 
+    @rule(count=st.integers(1, 3))
+    def extend(self, count: int) -> None:
+        """More samples for a group that is complete, before it is delivered."""
+        group = next((g for g in self.ledger.groups.values() if g.complete), None)
+        if group is not None:
+            self.ledger.grow(group, count)
+            prompt, size = self.admitted[group.group_id]
+            self.admitted[group.group_id] = (prompt, size + count)
+
     @rule()
     def deliver(self) -> None:
         for group in list(self.ledger.groups.values()):
@@ -211,17 +222,31 @@ def end_twice(self: Execution, disposition: Disposition, why: str) -> None:
     self.listener.phase_changed(self, Phase.RUNNING, why)
 
 
+def grow_late(self: Ledger, group: GroupState, count: int) -> None:
+    """A mutant: the group is complete again as soon as all but one of the new ones are."""
+    grow(self, group, count)
+    group.answered += 1
+
+
 right = Execution._absorb
+grow = Ledger.grow
 
 
 @pytest.mark.parametrize(
     ("method", "mutant"),
-    [("_absorb", forget_a_token), ("_follow", strand), ("_end", end_twice), ("weigh", weigh_twice)],
+    [
+        (Execution._absorb, forget_a_token),
+        (Execution._follow, strand),
+        (Execution._end, end_twice),
+        (Execution.weigh, weigh_twice),
+        (Ledger.grow, grow_late),
+    ],
 )
 def test_the_machine_finds_a_broken_execution(
-    method: str, mutant: object, monkeypatch: pytest.MonkeyPatch
+    method: Callable[..., None], mutant: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Execution, method, mutant)
+    owner = Ledger if method is grow else Execution
+    monkeypatch.setattr(owner, method.__name__, mutant)
     first_failure = settings(
         SETTINGS, report_multiple_bugs=False, phases=[Stage.generate], print_blob=False
     )

@@ -333,6 +333,45 @@ def test_what_cannot_be_is_found(kind: type, change: Callable[[Any], Any], probl
     assert any(problem in text for text in problems), problems
 
 
+def with_before_its_end(*records: rec.Record) -> list[rec.Record]:
+    """The run with these before the first group's end."""
+    at = next(i for i, record in enumerate(RUN) if isinstance(record, rec.GroupEnded))
+    return [*RUN[:at], *records, *RUN[at:]]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "trained", "times", "problem"),
+    [
+        (True, 4, 1, None),
+        (False, 0, 1, None),
+        (True, 5, 1, "has 5 of 4 samples to train on"),
+        (False, 1, 1, "is filtered, and 1 samples of it are to be trained on"),
+        (True, 4, 2, "was selected twice"),
+    ],
+)
+def test_a_selection_that_cannot_be_is_found(
+    accepted: bool, trained: int, times: int, problem: str | None
+) -> None:
+    group = next(r.group_id for r in RUN if isinstance(r, rec.GroupEnded))
+    one = rec.GroupSelected(t_s=0.0, group_id=group, accepted=accepted, trained=trained, weight=1.0)
+    problems = check(with_before_its_end(*[one] * times))
+    if problem is None:
+        assert problems == []
+    else:
+        assert any(problem in text for text in problems)
+
+
+def test_an_extension_that_cannot_be_is_found() -> None:
+    group = next(r.group_id for r in RUN if isinstance(r, rec.GroupEnded))
+    more = rec.GroupExtended(t_s=0.0, group_id=group, size=5)
+    assert any("has 4 of 5 answers" in text for text in check(with_before_its_end(more)))
+    same = rec.GroupExtended(t_s=0.0, group_id=group, size=4)
+    assert any("from 4 to 4" in text for text in check(with_before_its_end(same)))
+    at = next(i for i, record in enumerate(RUN) if isinstance(record, rec.GroupAdmitted)) + 1
+    early = rec.GroupExtended(t_s=0.0, group_id=RUN[at - 1].group_id, size=5)
+    assert any("with 0 of 4 answers" in text for text in check([*RUN[:at], early, *RUN[at:]]))
+
+
 @pytest.mark.parametrize("action", [Action.STOP, Action.CONTINUE])
 def test_a_coin_that_was_carried_out_and_left_no_weight_is_found(action: Action) -> None:
     at = next(i for i, record in enumerate(RUN) if isinstance(record, rec.PhaseChanged))

@@ -1,18 +1,21 @@
 """Prompt policies on prompts of known pass rates, without a fleet."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from steersman.policies.contract import PromptPolicy
 from steersman.policies.prompting import Candidates, FinishedGroups, PromptRequest, Selection
 
+LOGISTIC_VARIANCE = np.pi**2 / 3
+"""Of the logit of a pass rate any of which is as likely as any other."""
+
 
 def candidates(keys: np.ndarray) -> Candidates:
     """Of which nothing is known."""
     c = len(keys)
-    return Candidates(keys, np.full(c, 0.5), np.full(c, 0.3), np.full(c, 0.3), np.full(c, np.nan))
+    return Candidates(keys, np.zeros(c), np.full(c, LOGISTIC_VARIANCE), np.full(c, np.nan), 8)
 
 
 def request(
@@ -30,7 +33,7 @@ def request(
         groups_wanted=groups_wanted,
         group_size=group_size,
         max_new_tokens=max_new_tokens,
-        candidates=candidates(np.arange(offered)),
+        candidates=replace(candidates(np.arange(offered)), group_size=group_size),
         refill=refill,
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from support.prompt_games import LOGISTIC_VARIANCE
 
 from steersman.policies.contract import PromptPolicy
 from steersman.policies.prompting import Candidates, FinishedGroups, PromptChoice, PromptRequest
@@ -17,10 +18,10 @@ def candidates(count: int, **columns: Any) -> Candidates:
     """Prompts of which nothing is known: a uniform pass rate."""
     table = Candidates(
         prompt_key=FIRST_KEY + np.arange(count),
-        pass_probability=np.full(count, 0.5),
-        pass_deviation=np.full(count, 12**-0.5),
-        degenerate_probability=np.full(count, 2 / 9),
+        logit_mean=np.zeros(count),
+        logit_variance=np.full(count, LOGISTIC_VARIANCE),
         mean_tokens=np.full(count, np.nan),
+        group_size=8,
     )
     return replace(table, **columns)
 
@@ -29,7 +30,10 @@ def request(offered: Candidates, wanted: int, group_size: int = 8, **more: Any) 
     """For so many groups of these."""
     plain: dict[str, Any] = {"step": 0, "weight_version": 0, "max_new_tokens": 1024}
     return PromptRequest(
-        groups_wanted=wanted, group_size=group_size, candidates=offered, **plain | more
+        groups_wanted=wanted,
+        group_size=group_size,
+        candidates=replace(offered, group_size=group_size),
+        **plain | more,
     )
 
 

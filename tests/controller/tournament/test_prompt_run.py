@@ -13,7 +13,6 @@ from steersman.controller.plugins import build
 from steersman.controller.replay.fleet import FleetPlan
 from steersman.controller.replay.turns import Turns
 from steersman.controller.replay.workload import Asked
-from steersman.controller.tournament._data_loader import DataLoader
 from steersman.controller.tournament._rollouts import Round, rolled_out
 from steersman.controller.tournament.prompt_run import PromptRunResult, run_prompts
 from steersman.controller.tournament.sample_banks import (
@@ -235,23 +234,6 @@ def test_a_policy_that_extends_for_ever_is_named_as_such() -> None:
 
     with pytest.raises(FleetError, match="extended 200 times"):
         run(Endless(), steps=1, groups=1)
-
-
-def test_those_before_the_last_one_taken_had_their_turn_and_the_others_come_again() -> None:
-    loader, none = DataLoader(np.arange(10), seed=0), np.zeros(0, dtype=np.int64)
-    first = loader.offer(6, none)
-    loader.pass_over(np.array([3, 1]))
-    second = loader.offer(6, none)
-    assert second[:2].tolist() == first[4:].tolist()
-    assert sorted([*first[:4].tolist(), *second.tolist()]) == list(range(10))
-
-
-def test_a_prompt_is_offered_once_per_step_even_across_an_epochs_end() -> None:
-    loader = DataLoader(np.arange(10), seed=0)
-    first = loader.offer(7, np.zeros(0, dtype=np.int64))
-    loader.pass_over(np.arange(7))
-    second = loader.offer(7, first)
-    assert sorted([*first.tolist(), *second.tolist()]) == list(range(10))
 
 
 def test_the_model_gets_better_and_harder_prompts_write_more() -> None:

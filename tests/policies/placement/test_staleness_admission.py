@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -97,6 +98,39 @@ def test_a_filtered_group_that_stays_accepted_ends_in_a_deadlock() -> None:
         StalenessAdmission(filtered="none"), 80
     )
     assert trained_on(StalenessAdmission(filtered="degenerate"), 80) > 80
+
+
+def told_of(now: Observation, filtered: int) -> Observation:
+    return replace(now, trainer=replace(now.trainer, groups_filtered=filtered))
+
+
+@pytest.mark.parametrize("option", ["none", "degenerate"])
+def test_groups_that_are_told_to_be_filtered_are_not_counted_whatever_their_rewards(
+    option: Literal["none", "degenerate"],
+) -> None:
+    policy = StalenessAdmission(filtered=option)
+    begin(policy, told_of(at(list(range(20))), 0))
+    assert begin(policy, told_of(at(list(range(8, 20)), done=list(range(8))), 3)) == [8, 9, 10]
+    assert begin(policy, told_of(at(list(range(11, 20)), done=[8, 9, 10]), 3)) == []
+
+
+def test_another_session_tells_from_0_what_it_filtered() -> None:
+    saved, restored = StalenessAdmission(), StalenessAdmission()
+    begin(saved, told_of(at(list(range(8))), 0))
+    begin(saved, told_of(at([99], version=1, done=list(range(8))), 3))
+    restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    now = at(list(range(100, 140)), version=2)
+    assert begin(restored, told_of(now, 0)) == begin(saved, told_of(now, 3))
+
+
+def test_a_complete_group_that_gets_more_samples_is_accepted_once() -> None:
+    policy = StalenessAdmission()
+    begin(policy, at(list(range(8))))
+    begin(policy, at(list(range(6, 8)), done=list(range(6))))
+    begin(policy, at([2, *range(6, 8)]))  # it runs again
+    begin(policy, at(list(range(6, 8)), done=[2]))
+    begin(policy, at(list(range(8, 20)), done=[6, 7]))
+    assert policy.state_dict()["accepted"] == 8
 
 
 def test_a_run_that_goes_on_has_accepted_what_was_trained_on() -> None:

@@ -71,6 +71,11 @@ def test_degenerate_groups_keep_an_advantage_against_the_posteriors_mean() -> No
     assert not aero(train_degenerate=False).select(groups, RNG).accepted.any()
 
 
+def test_unknown_rewards_count_neither_as_passed_nor_as_failed() -> None:
+    unknown = finished([[1.0] * 4 + [float("nan")] * 4])
+    assert aero().baseline(unknown) == aero().baseline(finished([[1.0] * 4]))
+
+
 def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="extra is 0"):
         Aero(extra=0)

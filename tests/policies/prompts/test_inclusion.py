@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from steersman.policies.prompts import _inclusion
 from steersman.policies.prompts._inclusion import best, kept, smallest, weighted
 
 RUNS = 3000
@@ -28,8 +29,15 @@ def assert_unbiased(weight: np.ndarray) -> None:
     assert (np.abs(weight.mean(axis=0) - 1.0) <= 5.0 * error + 1e-9).all()
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("spread", [0.3, 2.5])
-def test_a_weighted_draw_has_probabilities_in_proportion_up_to_one(spread: float) -> None:
+def test_a_weighted_draw_has_probabilities_in_proportion_up_to_one(
+    spread: float, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as many rows are shuffled, which takes less time."""
+    if many:
+        monkeypatch.setattr(_inclusion, "SHUFFLED", 10)
+        monkeypatch.setattr(_inclusion, "FEWEST_ROWS", 2)
     weights = np.exp(np.random.default_rng(1).normal(0.0, spread, 15))
     drawn = inverse_weights(lambda rng: weighted(weights, 6, rng), 15, 6)
     assert_unbiased(drawn)

@@ -56,14 +56,13 @@ def requests(draw: st.DrawFn) -> PromptRequest:
     """Few candidates or many, known or not, first round or a later one, any weights."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     count = draw(st.integers(0, 80))
-    p = rng.choice([0.0, 1e-9, 0.3, 0.5, 1.0], count)
     offered = candidates(
         count,
         prompt_key=FIRST_KEY + rng.permutation(100)[:count],
-        pass_probability=p,
-        pass_deviation=np.sqrt(p * (1 - p)) * rng.random(count),
-        degenerate_probability=rng.random(count),
+        logit_mean=rng.choice([-40.0, -20.0, -0.8, 0.0, 40.0], count),
+        logit_variance=rng.choice([0.0, 1e-6, 0.3, 4.0, 49.0], count),
         mean_tokens=np.where(rng.random(count) < 0.5, np.nan, rng.random(count) * 2000),
+        waited=rng.integers(0, 300, count) if rng.random() < 0.5 else np.zeros(0, dtype=np.int64),
     )
     return request(
         offered,
@@ -204,7 +203,8 @@ def test_samples_of_groups_that_do_not_count_are_never_trained_on(
 
 
 def shuffled(offered: Candidates, order: np.ndarray) -> Candidates:
-    return replace(offered, **{k: v[order] for k, v in vars(offered).items()})
+    columns = ("prompt_key", "logit_mean", "logit_variance", "mean_tokens")
+    return replace(offered, **{name: getattr(offered, name)[order] for name in columns})
 
 
 @every_policy

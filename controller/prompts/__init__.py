@@ -1,0 +1,1 @@
+"""Prompts chosen beside a trainer: the pool, what is known of each, and whose turn it is."""
