@@ -40,6 +40,10 @@ COMMANDS = {
         "steersman.controller.commands.regret",
         "what a policy that learns pays for learning, over hundreds of simulated steps",
     ),
+    "evaluate": (
+        "steersman.controller.commands.evaluate",
+        "what a quality costs to reach, arm by arm, and where a gain comes from",
+    ),
     "import": (
         "steersman.controller.commands.import_run",
         "turn a trainer's logs into a run table, the input of replay",

@@ -11,14 +11,21 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steersman.controller.checklist import (
+    Checklist,
+    add_tell_argument,
+    each,
+    length_statistics,
+    told_items,
+)
 from steersman.estimators.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from steersman.examples.paired import Setting, Work
+    from steersman.examples.paired import Played, Setting, Work
 
 LATE = "allow=corrected,defer_share=0.4"
 PLAN, DEFER = "adaptive,stack=full", f"adaptive,stack=move,max_moves=0,{LATE}"
@@ -60,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep a trace per setting")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_tell_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInputError(f"--draft-tokens is {args.draft_tokens}; valid: 0 or more")
     if len({setting.name for setting in settings}) < max(2, len(settings)):
         raise InvalidInputError("--policy must name two or more different settings")
+    told = told_items(args.tell)
     result = asyncio.run(_live(args, settings))
+    result["checklist"] = Checklist(**result["checklist"]).told(told).as_dict()
     if args.json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
@@ -122,7 +132,40 @@ async def _live(args: argparse.Namespace, settings: Sequence["Setting"]) -> dict
         "draft_tokens": args.draft_tokens,
         "lengths": "free" if args.free else "recorded",
         "settings": summarize(settings, played),
+        "checklist": checklist_of(args, work, played).as_dict(),
     }
+
+
+def checklist_of(
+    args: argparse.Namespace, work: "Work", played: "Mapping[str, Played]"
+) -> Checklist:
+    """What a comparison tells of itself."""
+    from steersman.controller.trace.records import machine
+
+    names = list(played)
+    groups = sum(len(prompts) for block in work.blocks for prompts in block)
+    lengths = {name: list(own.lengths.values()) for name, own in played.items()}
+    equal = "each answer as long as in one undisturbed draw" if not args.free else "answers free"
+    return Checklist(
+        baseline=f"{names[0]}, the first setting, on the same fleet in turns (ABBA)",
+        phase="rollout only: steps from request to last awaited answer, and the drain of each "
+        "block; training takes no part, weights are pushed outside of the time",
+        unit="seconds of a block's rollouts and drain, over the first setting's",
+        statistic=f"geometric mean over {args.blocks} blocks of {args.steps} steps of ratios "
+        f"paired by block, Student's 95 % interval; seed {args.seed}; the first block is left out",
+        hardware=f"{args.replicas} vLLM engines on Ray, on CPU, float32, 64 slots each; "
+        f"{machine()}",
+        workload=f"signs task, {groups:,} groups of {work.group_size}, at most {work.cap} tokens "
+        f"an answer; {equal}",
+        lever=f"settings {'; '.join(names)}",
+        quality="weights stand still: nothing is trained, answers are of one distribution",
+        response_lengths=each(
+            {
+                name: length_statistics(own, sum(n >= work.cap for n in own))
+                for name, own in lengths.items()
+            }
+        ),
+    )
 
 
 def signs_work(blocks: int, steps: int, seed: int) -> "Work":

@@ -1,10 +1,11 @@
-"""`steersman bench`: how fast the simulator is here, and settings compared on a live fleet."""
+"""`steersman bench`: how fast the simulator is here, settings compared on a live fleet, and prompt
+policies compared by what reaching a quality costs."""
 
 import argparse
 import json
 from dataclasses import asdict
 
-from steersman.examples import ab
+from steersman.examples import ab, prompt_study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,6 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     live = "compare settings on a live fleet: paired steps, equal work"
     ab.add_arguments(kinds.add_parser("live", help=live, description=f"{live.capitalize()}."))
+    prompts = "compare prompt policies: real training, cost to reach a quality"
+    prompt_study.add_arguments(
+        kinds.add_parser("prompts", help=prompts, description=f"{prompts.capitalize()}.")
+    )
     line = "measure how fast the simulator is here"
     simulator = kinds.add_parser("simulator", help=line, description=f"{line.capitalize()}.")
     simulator.add_argument(
@@ -24,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen one."""
-    return ab.run(args) if args.what == "live" else _simulator(args)
+    return {"live": ab.run, "prompts": prompt_study.run, "simulator": _simulator}[args.what](args)
 
 
 def _simulator(args: argparse.Namespace) -> int:

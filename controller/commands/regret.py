@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steersman.controller.checklist import add_tell_argument, told_items
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action="store_true", help="list the long runs and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_tell_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         for known in long_runs().values():
             print(f"{known.name:<14}  {known.summary}")
         return 0
+    told = told_items(args.tell)
     for name, least in (("steps", LEAST_STEPS), ("seeds", 1), ("workers", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -85,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         )
     of_run = [[one for one in played if one.game.workload == each.name] for each in runs]
     made = [finding(each, own, judged) for each, own in zip(runs, of_run, strict=True)]
-    _tell([one for one in made if one is not None], args.out, args.json)
+    _tell([one for one in made if one is not None], args.out, args.json, told)
     return 1 if failures else 0
 
 
@@ -109,13 +113,23 @@ def _with_progress(games: "Sequence[LongGame]", workers: int) -> Any:
         return play_all(games, workers, lambda steps: bar.update(task, completed=steps))
 
 
-def _tell(findings: "Sequence[Finding]", out: Path | None, as_json: bool) -> None:
-    text = json.dumps({"tier": "simulation", "workloads": [_plain(one) for one in findings]})
+def _tell(
+    findings: "Sequence[Finding]", out: Path | None, as_json: bool, told: dict[str, str]
+) -> None:
+    from steersman.controller.regret.told import checklist_of
+
+    plain: dict[str, Any] = {
+        "tier": "simulation",
+        "workloads": [_plain(one) for one in findings],
+    }
+    if findings:
+        plain["checklist"] = checklist_of(findings, told).as_dict()
+    text = json.dumps(plain)
     if out is not None and findings:
         from steersman.controller.regret.page import write_page
 
         (out / "regret.json").write_text(text + "\n", encoding="utf-8")
-        write_page(out / "regret.html", findings)
+        write_page(out / "regret.html", findings, told)
     if as_json:
         print(text)
         return

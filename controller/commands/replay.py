@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steersman.controller.checklist import add_tell_argument, told_items
+
 if TYPE_CHECKING:
     from steersman.controller.replay.summary import PolicySummary
 
@@ -79,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", type=Path, metavar="HTML", help="write a report page")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_tell_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
     from steersman.controller.replay.study import Study
 
+    told = told_items(args.tell)
     study = Study.of(args)
     policies = args.policy or ["sticky_least_inflight", "adaptive"]
     for policy in policies:
@@ -102,13 +106,16 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         from steersman.controller.replay.page import write_page
 
-        write_page(args.out, comparison)
+        write_page(args.out, comparison, told)
     if args.json:
+        from steersman.controller.replay.told import checklist_of
+
         print(json.dumps(
             {
                 "policies": [asdict(s) for s in comparison.summaries],
                 "assumed": list(comparison.workloads[0].assumed),
                 "imputations": len(comparison.workloads),
+                "checklist": checklist_of(comparison, told).as_dict(),
             },
             indent=2,
         ))  # fmt: skip

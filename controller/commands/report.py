@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from steersman.controller.checklist import add_tell_argument, told_items
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
@@ -20,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("report.html"),
         help="the page to write (report.html)",
     )
+    add_tell_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from steersman.controller.report import summarize, write_report
     from steersman.controller.trace.reader import read
 
-    write_report(args.out, [summarize(read(path)) for path in args.traces])
+    told = told_items(args.tell)
+    write_report(args.out, [summarize(read(path)) for path in args.traces], told)
     print(args.out)
     return 0

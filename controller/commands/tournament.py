@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steersman.controller.checklist import add_tell_argument, told_items
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action="store_true", help="list the workloads and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_tell_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,12 +69,14 @@ def run(args: argparse.Namespace) -> int:
     from steersman.controller.tournament.schedule import games, play_all
     from steersman.controller.tournament.standing import rows
     from steersman.controller.tournament.store import Store
+    from steersman.controller.tournament.told import checklist_of
     from steersman.controller.tournament.workloads import arenas, chosen_arenas
     from steersman.estimators.errors import InvalidInputError
 
     if args.list:
         _list(arenas().values())
         return 0
+    told = told_items(args.tell)
     seeds = args.seeds if args.seeds is not None else QUICK_SEEDS if args.quick else SEEDS
     for name, value in (("seeds", seeds), ("workers", args.workers)):
         if value is not None and value < 1:
@@ -86,14 +91,16 @@ def run(args: argparse.Namespace) -> int:
     order = {game: i for i, game in enumerate(wanted)}
     played = sorted((c for c in store if c.game in order), key=lambda c: order[c.game])
     table = rows(played, [arena.name for arena in chosen if arena.is_stream])
+    checklist = checklist_of(table, settings, told)
     if args.out is not None:
         from steersman.controller.tournament.markdown import write_markdown
         from steersman.controller.tournament.page import write_page
 
-        (args.out / "tournament.md").write_text(write_markdown(table), encoding="utf-8")
-        write_page(args.out / "tournament.html", table, settings)
+        (args.out / "tournament.md").write_text(write_markdown(table, checklist), encoding="utf-8")
+        write_page(args.out / "tournament.html", table, settings, told)
     if args.json:
-        print(json.dumps({"rows": [_plain(row) for row in table]}, indent=2))
+        plain = {"rows": [_plain(row) for row in table], "checklist": checklist.as_dict()}
+        print(json.dumps(plain, indent=2))
     else:
         _print(table)
         if args.out is not None:

@@ -1,11 +1,12 @@
 """The page of a long run: regret over the steps, seconds over the best's, and all figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
+from steersman.controller.checklist import checklist_html
 from steersman.controller.regret.study import (
     CHANGE_HEAD,
     HEAD,
@@ -14,6 +15,7 @@ from steersman.controller.regret.study import (
     figures,
     sentences,
 )
+from steersman.controller.regret.told import checklist_of
 from steersman.controller.report.html import colour, dash, figure, legend, table, write_document
 from steersman.controller.report.svg import Panel, Point
 from steersman.controller.tournament.page import TIER, entry_html
@@ -22,7 +24,9 @@ SMOOTH = 10
 """Steps of a running mean, through which a trend can be seen."""
 
 
-def write_page(out: Path, findings: Sequence[Finding]) -> None:
+def write_page(
+    out: Path, findings: Sequence[Finding], told: Mapping[str, str] | None = None
+) -> None:
     """Write one self-contained page."""
     judged = findings[0].judged
     head = (
@@ -31,7 +35,9 @@ def write_page(out: Path, findings: Sequence[Finding]) -> None:
         f'<p class="sub">{escape(judged.replace(",", ", "))}, step by step on the same '
         "trajectories as the fixed entries.</p></header>"
     )
-    write_document(out, "Steersman regret", head + "".join(_section(one) for one in findings))
+    sections = "".join(_section(one) for one in findings)
+    checklist = checklist_html(checklist_of(findings, told))
+    write_document(out, "Steersman regret", head + sections + checklist)
 
 
 def _section(one: Finding) -> str:

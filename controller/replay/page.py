@@ -1,14 +1,17 @@
 """The HTML page of a replay: figures, what they rest on, steps, the slowest step, work done."""
 
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
+from steersman.controller.checklist import checklist_html
 from steersman.controller.replay import plots
 from steersman.controller.replay.headline import rows_of
 from steersman.controller.replay.picture import find_step, replay_bars, replay_load, slowest_step
 from steersman.controller.replay.run import Result, StepResult
 from steersman.controller.replay.study import Comparison
 from steersman.controller.replay.summary import TIER
+from steersman.controller.replay.told import checklist_of
 from steersman.controller.report.gantt import gantt
 from steersman.controller.report.html import (
     chip,
@@ -28,11 +31,12 @@ BEYOND = 0.05
 """Share of the replica time beyond the profile's support that the page warns of."""
 
 
-def write_page(out: Path, comparison: Comparison) -> None:
+def write_page(out: Path, comparison: Comparison, told: Mapping[str, str] | None = None) -> None:
     """Write one self-contained page; the first policy is what the others are compared with."""
     parts = (_head, _headline, _grounds, _steps, _slowest, _work)
     names = " against ".join(s.policy for s in comparison.summaries)
     body = "".join(part(comparison) for part in parts)
+    body += checklist_html(checklist_of(comparison, told))
     write_document(out, f"Steersman replay: {names}", body)
 
 

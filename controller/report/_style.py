@@ -47,6 +47,8 @@ thead th { font-weight: 600; border-bottom: 1px solid var(--line); white-space: 
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 tbody th { font-weight: 400; }
 .figures td, .figures thead th:not(:first-child) { text-align: right; }
+.figures thead th { white-space: normal; overflow-wrap: anywhere; vertical-align: bottom; }
+.figures th[scope=row] { min-width: 13em; }
 .figures td, .num { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .num { text-align: right; }
 .compact :is(th, td) { padding: 5px 10px; white-space: nowrap; }
@@ -57,6 +59,7 @@ tbody th { font-weight: 400; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 700; }
 .caveat { border-left: 3px solid var(--c1); padding: 2px 0 2px 20px; }
 .caveat p:last-child { margin-bottom: 0; }
+.grid2 > :only-child { max-width: 560px; }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 18px; }
 figure { margin: 0; padding: 16px 16px 8px; background: var(--card);
   border: 1px solid var(--line); border-radius: 10px; }
@@ -80,6 +83,14 @@ svg .label { font-size: 12.5px; } svg .note { font-size: 11.5px; fill: var(--ink
 .area { fill-opacity: .16; stroke-width: 1.6; stroke-linejoin: round; }
 .area.c0 { fill: var(--c0); stroke: var(--c0); } .area.c1 { fill: var(--c1); stroke: var(--c1); }
 .area.c2 { fill: var(--c2); stroke: var(--c2); } .area.c3 { fill: var(--c3); stroke: var(--c3); }
+.band { fill-opacity: .15; stroke: none; }
+.band.c0 { fill: var(--c0); } .band.c1 { fill: var(--c1); }
+.band.c2 { fill: var(--c2); } .band.c3 { fill: var(--c3); }
+.interval { fill: var(--c0); fill-opacity: .45; }
+.line.whisker { stroke-width: 1.2; stroke-opacity: .7; }
+.checklist td:last-child { min-width: 380px; } .checklist .unit { white-space: nowrap; }
+.verdict { border-left: 3px solid var(--c2); padding: 2px 0 2px 20px; font-weight: 600; }
+section > p.verdict { color: var(--ink); }
 .finished { fill: var(--finished); background: var(--finished); }
 .truncated { fill: var(--truncated); background: var(--truncated); }
 .migrated { fill: var(--migrated); background: var(--migrated); }

@@ -42,6 +42,15 @@ def rewards(runs: Sequence[RunSummary]) -> str:
     return by_step("Mean reward of each step", "mean reward", curves, ".3f")
 
 
+def accepted_per_draft(runs: Sequence[RunSummary]) -> str:
+    """Tokens accepted per draft in each step; a gap where nothing was drafted."""
+    curves = [
+        (r.policy, [(float(s.step), _or_nan(s.accepted_per_draft)) for s in r.timed_steps])
+        for r in runs
+    ]
+    return by_step("Tokens accepted per draft", "tokens", curves, ".2f")
+
+
 def lengths(runs: Sequence[RunSummary]) -> str:
     """Histogram of the answers' lengths, as shares, so that runs of any size compare."""
     longest = max((length for run in runs for length in run.lengths), default=0)

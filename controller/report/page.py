@@ -1,26 +1,35 @@
 """The HTML page: a headline table, charts, a timeline, decisions, and what it does not show."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
+from steersman.controller.checklist import checklist_html
 from steersman.controller.report import charts
+from steersman.controller.report.drafts import draft_section
 from steersman.controller.report.gantt import gantt
 from steersman.controller.report.html import chip, ending_legend, figure, legend, write_document
 from steersman.controller.report.load import Load, load_figures, load_of
-from steersman.controller.report.summary import EDGE_STEPS, RunSummary, StepSummary
+from steersman.controller.report.summary import EDGE_STEPS, RunSummary, StepSummary, distinguished
+from steersman.controller.report.told import checklist_of
 from steersman.estimators.errors import InvalidInputError
 
 DECISIONS_SHOWN = 10
 Figure = float | int | None
 
 
-def write_report(out: Path, runs: Sequence[RunSummary]) -> None:
-    """Write one self-contained page; the first run is what the others are compared with."""
+def write_report(
+    out: Path, runs: Sequence[RunSummary], told: Mapping[str, str] | None = None
+) -> None:
+    """Write one self-contained page; the first run is what the others are compared with.
+
+    `told`: items of the reporting checklist that stand over what the traces tell.
+    """
     if not runs:
         raise InvalidInputError("a report needs at least one run")
+    runs = distinguished(runs)
     body = "".join(
         (
             _head(runs),
@@ -28,8 +37,10 @@ def write_report(out: Path, runs: Sequence[RunSummary]) -> None:
             _caveats(runs),
             _charts(runs),
             _timelines(runs),
+            draft_section(runs),
             _decisions(runs),
             _facts(runs),
+            checklist_html(checklist_of(runs, told)),
         )
     )
     write_document(out, "Steersman report", body)
@@ -149,11 +160,7 @@ def _charts(runs: Sequence[RunSummary]) -> str:
             "The final drain is not drawn; it is in the table's total.",
             charts.step_times(runs),
         )
-        + figure(
-            "Mean reward of each step",
-            "Over the answers that the step delivered. Higher is better.",
-            charts.rewards(runs),
-        )
+        + _rewards(runs)
         + figure(
             "Length of the answers",
             "All answers, late ones included. Diamonds mark the means.",
@@ -161,6 +168,16 @@ def _charts(runs: Sequence[RunSummary]) -> str:
         )
         + _load(runs)
         + "</div></section>"
+    )
+
+
+def _rewards(runs: Sequence[RunSummary]) -> str:
+    if not any(run.rewarded_groups for run in runs):
+        return ""
+    return figure(
+        "Mean reward of each step",
+        "Over the answers that the step delivered. Higher is better.",
+        charts.rewards(runs),
     )
 
 

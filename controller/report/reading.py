@@ -9,7 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import singledispatchmethod
+from typing import Any
 
+import msgspec
+
+from steersman.controller.report.drafts import DraftCounts, Drafted, total
 from steersman.controller.report.summary import (
     Bar,
     DecisionSummary,
@@ -24,8 +28,10 @@ from steersman.controller.trace.records import (
     DecisionTaken,
     GroupAdmitted,
     GroupEnded,
+    GroupExtended,
     Outcome,
     PhaseChanged,
+    QualityMeasured,
     Record,
     ReplicaReport,
     Rewarded,
@@ -71,6 +77,8 @@ class _Reading:
         self._rewards: dict[int, float] = {}
         self._decisions: list[DecisionTaken] = []
         self._outcomes: dict[tuple[int, int, str], str] = {}
+        self._draft_counts = DraftCounts()
+        self._drafted: list[tuple[float, Drafted]] = []
 
     @singledispatchmethod
     def take(self, record: Record) -> None:
@@ -93,6 +101,8 @@ class _Reading:
             "machine": record.machine,
             "steersman": record.steersman_version,
         }
+        parts = ("placement", "prompts", "stopping", "speculation")
+        self.run.levers = {part: _named(config[part]) for part in parts if part in config}
 
     @take.register
     def _(self, record: ControllerState) -> None:
@@ -102,6 +112,10 @@ class _Reading:
     def _(self, record: ReplicaReport) -> None:
         seen = self.run.kv_usage.setdefault(record.replica, [])
         seen.append((record.t_s, record.stats.kv_cache_usage))
+        grown = self._draft_counts.grown(record.replica, record.stats.draft_classes)
+        if grown:
+            self.run.drafts += grown
+            self._drafted.append((record.t_s, total(grown)))
 
     @take.register
     def _(self, record: WeightsPushed) -> None:
@@ -122,6 +136,14 @@ class _Reading:
     def _(self, record: GroupAdmitted) -> None:
         self._groups[record.group_id] = record
         self.run.asked += record.size
+        self.run.shapes[record.size, record.max_new_tokens] += 1
+        self.run.prompts.add(record.prompt_key)
+
+    @take.register
+    def _(self, record: GroupExtended) -> None:
+        before = self._groups[record.group_id]
+        self._groups[record.group_id] = msgspec.structs.replace(before, size=record.size)
+        self.run.asked += record.size - before.size
 
     @take.register
     def _(self, record: GroupEnded) -> None:
@@ -165,10 +187,14 @@ class _Reading:
         self._rewards[record.trajectory_id] = record.reward
 
     @take.register
+    def _(self, record: QualityMeasured) -> None:
+        self.run.qualities.append((record.metric, record.quality, record.evaluated))
+
+    @take.register
     def _(self, record: DecisionTaken) -> None:
         if record.decision.action is Action.PLACE:
             self.run.placed += record.enforced
-        else:
+        elif record.decision.action is not Action.SPECULATE:  # which interrupts nothing
             self._decisions.append(record)
 
     @take.register
@@ -186,6 +212,10 @@ class _Reading:
         starts = [step.started_s for step in self.run.steps]
         for t_s, name in self._events:
             self._count(starts, t_s, name)
+        for t_s, drafted in self._drafted:
+            if (step := self._step_at(starts, t_s)) is not None:
+                step.drafts += drafted.verified
+                step.draft_tokens_accepted += drafted.accepted
         for delivery in self._delivered:
             self._deliver(delivery, self._step_at(starts, delivery.t_s))
         self._balance()
@@ -249,3 +279,9 @@ class _Reading:
                 )
             )
         self.run.decisions.sort(key=lambda d: d.cost_s - d.gain_s)
+
+
+def _named(part: Any) -> str:
+    """A part as configured: its name and the options that were given."""
+    options = part.get("options") or {}
+    return ",".join([str(part.get("name", "?")), *(f"{k}={v}" for k, v in options.items())])

@@ -1,8 +1,9 @@
 """What a report says of one run, in numbers."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 EDGE_STEPS = 3
@@ -31,6 +32,9 @@ class StepSummary:
     replaced: int = 0
     """Restarted or expired: a fresh sample took the slot."""
     rewards: list[float] = field(default_factory=list)
+    drafts: int = 0
+    """Verified in it."""
+    draft_tokens_accepted: int = 0
 
     @property
     def drains(self) -> bool:
@@ -41,6 +45,11 @@ class StepSummary:
     def reward(self) -> float | None:
         """Mean reward of what it delivered."""
         return fmean(self.rewards) if self.rewards else None
+
+    @property
+    def accepted_per_draft(self) -> float | None:
+        """Tokens; None: nothing was drafted."""
+        return self.draft_tokens_accepted / self.drafts if self.drafts else None
 
 
 @dataclass(slots=True)
@@ -86,6 +95,14 @@ class RunSummary:
     policy: str = "?"
     facts: dict[str, str] = field(default_factory=dict)
     """Seed, replicas, machine and the like, for a person."""
+    levers: dict[str, str] = field(default_factory=dict)
+    """Policy with its options, by what it decides."""
+    shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Groups admitted, by samples per prompt and token cap."""
+    prompts: set[int] = field(default_factory=set)
+    """Keys of those admitted."""
+    qualities: list[tuple[str, float, int]] = field(default_factory=list)
+    """Metric, value and samples evaluated, in their order."""
     replicas: list[str] = field(default_factory=list)
     slots: dict[str, int] = field(default_factory=dict)
     """Sequences that run at once at most, by replica."""
@@ -101,6 +118,8 @@ class RunSummary:
     """Tokens of every answer."""
     on_time_lengths: list[int] = field(default_factory=list)
     """Tokens of the answers that came in the step that asked for them."""
+    drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By where they came from: drafts "verified", their "tokens", and those "accepted"."""
     asked: int = 0
     """Answers asked for: the sizes of all admitted groups."""
     degenerate_groups: int = 0
@@ -157,6 +176,21 @@ class RunSummary:
     def mean_length_kept(self) -> float | None:
         """Mean tokens of the answers that came in their own step."""
         return _mean(self.on_time_lengths)
+
+
+def distinguished(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Runs of one placement policy are told apart by what else they were set to."""
+    named = []
+    for run in runs:
+        twins = [other for other in runs if other.policy == run.policy]
+        differs = [
+            value
+            for part, value in run.levers.items()
+            if len({other.levers.get(part) for other in twins}) > 1
+        ]
+        told = [value for value in differs if value != run.policy]
+        named.append(replace(run, policy=", ".join([run.policy, *told])))
+    return named
 
 
 def quantile(values: Iterable[float], level: float) -> float | None:

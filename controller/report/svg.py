@@ -26,8 +26,9 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def label(value: float) -> str:
-    """A tick's text: 0.25, 3, 12 000."""
-    return f"{value:,.6g}".replace(",", "\u202f")
+    """A tick's text: 0.25, 3, 12 000, 1 000 000."""
+    whole = abs(value) >= 1e5 and value == round(value)
+    return f"{value:,.{'0f' if whole else '6g'}}".replace(",", "\u202f")
 
 
 @dataclass
@@ -124,6 +125,23 @@ class Panel:
             f'<text class="note" x="{at + shift:.1f}" y="{floor - 6}" text-anchor="{anchor}">'
             f"{escape(text)}</text>"
         )
+
+    def across(self, y: float, text: str) -> None:
+        """A thin horizontal line with a text at its end."""
+        at, right = self.py(y), self.width - self.right
+        self._parts.append(
+            f'<line class="limit" x1="{self.left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<text class="note" x="{right - 4}" y="{at - 5:.1f}" text-anchor="end">'
+            f"{escape(text)}</text>"
+        )
+
+    def between(self, first: Sequence[Point], second: Sequence[Point], css: str) -> None:
+        """The area between two lines."""
+        outline = "L".join(
+            f"{self.px(x):.1f} {self.py(y):.1f}" for x, y in [*first, *reversed(second)]
+        )
+        if outline:
+            self._parts.append(f'<path class="band {css}" d="M{outline}Z"/>')
 
     def svg(self) -> str:
         """The whole picture."""

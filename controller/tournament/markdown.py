@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from steersman.controller.checklist import Checklist, checklist_markdown
 from steersman.controller.tournament.page import exact_ones, in_order, mean_ratio, workloads_of
 from steersman.controller.tournament.standing import Row
 from steersman.estimators.lifecycle import CorrectnessClass
@@ -12,8 +13,11 @@ WORKLOADS_A_TABLE = 8
 """Columns that still fit a page."""
 
 
-def write_markdown(rows: Sequence[Row]) -> str:
-    """Exact policies first, then those that change work; one table for each kind of policy."""
+def write_markdown(rows: Sequence[Row], checklist: Checklist | None = None) -> str:
+    """Exact policies first, then those that change work; one table for each kind of policy.
+
+    The reporting checklist comes last.
+    """
     parts = []
     for section in dict.fromkeys(row.section for row in rows):
         own = [row for row in rows if row.section == section]
@@ -21,6 +25,8 @@ def write_markdown(rows: Sequence[Row]) -> str:
             some = exact_ones(own, exact)
             if some:
                 parts += _tables(some, section, exact)
+    if checklist is not None:
+        parts.append(checklist_markdown(checklist))
     return "\n".join(parts)
 
 

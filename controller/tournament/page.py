@@ -1,13 +1,15 @@
 """The HTML page of a tournament: one table of ratios, those that change work apart, all figures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from steersman.controller.checklist import checklist_html
 from steersman.controller.report.html import table, write_document
 from steersman.controller.tournament.cell import Settings
 from steersman.controller.tournament.standing import EXACT, Row
+from steersman.controller.tournament.told import checklist_of
 from steersman.controller.tournament.workloads import arenas
 
 TIER = "simulation"
@@ -30,13 +32,16 @@ OPTIONS_STYLE = (
 """Cells do not break: a long name would push the figures out of sight."""
 
 
-def write_page(out: Path, rows: Sequence[Row], settings: Settings) -> None:
+def write_page(
+    out: Path, rows: Sequence[Row], settings: Settings, told: Mapping[str, str] | None = None
+) -> None:
     """Write one self-contained page."""
     body = _head(rows, settings)
     for section in dict.fromkeys(row.section for row in rows):
         own = [row for row in rows if row.section == section]
         body += _matrices(section, own)
     body += _figures(rows)
+    body += checklist_html(checklist_of(rows, settings, told))
     write_document(out, "Steersman tournament", body)
 
 

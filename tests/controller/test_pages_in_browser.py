@@ -80,7 +80,8 @@ PLOTS = {
     ),
     tournament_page: (),
 }
-TABLES = {replay_page: 2, live_page: 3, tournament_page: 2 + len(WORKLOADS)}
+TABLES = {replay_page: 3, live_page: 4, tournament_page: 3 + len(WORKLOADS)}
+"""The checklist included."""
 
 
 class LookedAt(NamedTuple):

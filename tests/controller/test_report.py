@@ -9,6 +9,7 @@ from support.synthetic_trace import SyntheticRun
 
 from steersman.controller.report import RunSummary, charts, summarize, write_report
 from steersman.controller.report.gantt import gantt
+from steersman.controller.report.summary import distinguished
 from steersman.controller.report.svg import ticks
 from steersman.controller.trace import records as rec
 from steersman.estimators.errors import InvalidInputError
@@ -111,6 +112,15 @@ def test_a_degenerate_group_is_one_without_a_difference_in_reward() -> None:
     run = summarize(same)
     assert run.degenerate_groups == run.rewarded_groups == 36
     assert run.edge_rewards() == (1.0, 1.0)
+
+
+def test_runs_of_one_policy_are_told_apart_by_what_else_was_set() -> None:
+    run = RunSummary(policy="a", levers={"placement": "a", "speculation": "unchanged"})
+    drafting = RunSummary(policy="a", levers={"placement": "a", "speculation": "latch,k=4"})
+    other = RunSummary(policy="b", levers={"placement": "b", "speculation": "latch"})
+    names = [each.policy for each in distinguished([run, drafting, other])]
+    assert names == ["a, unchanged", "a, latch,k=4", "b"]
+    assert run.policy == "a"
 
 
 # The page

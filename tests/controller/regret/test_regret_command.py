@@ -42,6 +42,7 @@ def test_six_steps_are_played_compared_and_written_down(
     assert [change["step"] for change in one["changes"]] == [0, 2, 4]
     # the same trajectories for all: every answer is given, by every entry
     assert len({line["answers"] for line in one["lines"]}) == 1
+    assert all(json.loads(told.out)["checklist"].values())
     assert "Cumulative regret" in (tmp_path / "out" / "regret.html").read_text()
 
 

@@ -69,7 +69,7 @@ def test_the_page_draws_every_entry_and_marks_the_regimes(tmp_path: Path) -> Non
         assert [text.text for text in svg.iter("text") if text.get("class") == "note"] == [
             "waves", "agents",
         ]  # fmt: skip
-    entries, regimes = root.iter("table")
+    entries, regimes, _checklist = root.iter("table")
     assert len([*entries.iter("tr")]) == 1 + 3
     assert len([*regimes.iter("tr")]) == 1 + 3
     assert "tier: simulation" in "".join(root.itertext())
