@@ -156,6 +156,16 @@ def test_new_weights_leave_part_of_the_evidence() -> None:
     assert estimator.forecast(nothing(1, 1)).samples == pytest.approx([250])
 
 
+def test_deep_positions_are_not_forgotten_while_shallow_drafts_are_made() -> None:
+    estimator = taught([[2000] * 4], [[1800, 1620, 1458, 1312]])
+    drafted, accepted = np.array([[2000] * 4]), np.array([[1800, 1620, 1458, 1312]])
+    for _ in range(20):
+        drafted[0, 0] += 2000
+        accepted[0, 0] += 1800
+        estimator.observe(seen(drafted, accepted))
+    assert estimator.forecast(nothing(1, 4)).acceptance[0, 3] == pytest.approx(0.9, abs=0.02)
+
+
 def test_a_reset_keeps_the_share_asked_for() -> None:
     estimator = taught([[1000]], [[100]])
     estimator.reset_on_drift(0.1)

@@ -174,6 +174,21 @@ def test_a_state_that_was_saved_goes_on_the_same() -> None:
     np.testing.assert_array_equal(a.verify_token_s, b.verify_token_s)
 
 
+def test_small_batches_in_quiet_times_do_not_make_deep_drafts_seem_dear() -> None:
+    """Engines that share cores verify the more slowly the busier the others are, and a batch is
+    small when they are idle: what that adds per drafted token is no cost of the token."""
+    engines, estimator, busier = Engines(v0=0.0), IterationTime(), 0.0006
+    plain(engines, estimator)
+    for tick in range(120):
+        drafting = 1 + tick % 6
+        engines.v0 = 0.003 + busier * drafting
+        engines.run(drafting, drafting, 1)
+        estimator.observe(engines.seen())
+    f = estimator.forecast(engines.seen())
+    assert (f.verify_token_s < 0.6 * (C + busier)).all()
+    assert (f.verify_s > 0.003).all()
+
+
 def test_of_iterations_that_draft_now_and_then_the_share_with_any_is_counted() -> None:
     rng, n = np.random.default_rng(0), 20_000
     for asked, found in ((1, 0.3), (5, 0.1), (20, 0.2), (3, 1.0)):

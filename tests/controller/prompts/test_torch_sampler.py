@@ -273,7 +273,7 @@ def test_two_processes_of_torch_distributed_agree_and_share_the_data_set(tmp_pat
     assert told[0]["state"] == told[1]["state"]
 
 
-@pytest.mark.filterwarnings("default:'set_vital' is deprecated")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_torchdata_goes_on_exactly_where_the_trainer_was() -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     for workers in WORKERS:
