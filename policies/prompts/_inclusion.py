@@ -24,6 +24,8 @@ SMALLEST = 1e-12
 """Of a probability: below, the difference of two distribution functions is rounding."""
 SHUFFLED = 65_536
 """Rows up to which a random order is any order: that takes 1 ms."""
+BLOCK = 64
+"""Values that are summed together first."""
 FEWEST_ROWS = 100
 """Of the table by which more are shuffled."""
 
@@ -48,9 +50,7 @@ def weighted(weight: Floats, count: int, rng: np.random.Generator) -> Drawn:
         drawn = weight.copy()
         drawn[certain] = 0.0
     shuffled, row_of = _shuffled(drawn, rng)
-    passed = np.cumsum(shuffled, dtype=np.float64)
-    ticks = (rng.random() + np.arange(left)) * (passed[-1] / max(left, 1))
-    hit = np.searchsorted(passed, ticks, side="right")
+    hit = _hit(shuffled, rng.random(), left)
     # no weight reaches past two ticks, but for rounding
     step = np.arange(left)
     hit = np.minimum(np.maximum.accumulate(hit - step) + step, offered - left + step)
@@ -157,6 +157,22 @@ def _shuffled(values: Floats, rng: np.random.Generator) -> tuple[Floats, Callabl
         return np.asarray((before + begin) % count)
 
     return turned, row_of
+
+
+def _hit(values: Floats, start: float, count: int) -> Ints:
+    """(count,) places at which the running sum passes `count` marks at equal distances, the first
+    after a share `start` of one.  Sums of blocks first: a running sum of all takes four times as
+    long."""
+    blocks = -(-len(values) // BLOCK)
+    table = np.zeros((blocks, BLOCK), dtype=values.dtype)
+    table.ravel()[: len(values)] = values
+    sums = table.sum(axis=1, dtype=np.float64)
+    passed = np.cumsum(sums)
+    marks = (start + np.arange(count)) * (passed[-1] / max(count, 1))
+    block = np.minimum(np.searchsorted(passed, marks, side="right"), blocks - 1)
+    within = np.cumsum(table[block], axis=1, dtype=np.float64)
+    place = (within <= (marks - (passed - sums)[block])[:, None]).sum(axis=1)
+    return np.asarray(block * BLOCK + np.minimum(place, BLOCK - 1))
 
 
 def _scale(weight: Floats, count: int) -> tuple[float, Ints]:
