@@ -1,7 +1,8 @@
 """`steersman demo`: a real reinforcement run, steered, on a local Ray + vLLM fleet.
 
 Pretrains a tiny language model once, starts the fleet, and improves the model by GRPO under each
-policy in turn, from the same weights, with the same prompts and sampling seeds.  Progress goes to
+policy in turn, from the same weights and with the same sampling seeds; the prompts are the same as
+well, unless prompt policies are compared: those choose them from the same pool.  Progress goes to
 stderr; stdout carries the table, or one JSON object with `--json`.
 """
 
@@ -9,22 +10,22 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from steersman.controller.checklist import add_tell_argument, told_items
 from steersman.controller.plugins import load
 from steersman.estimators.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from steersman.examples.signs.reinforce import RunReport, RunSettings, StepReport
+    from steersman.examples.signs.reinforce import Arm, RunReport, RunSettings, StepReport
     from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
 
 POLICIES = ["sticky_least_inflight", "adaptive"]
@@ -33,8 +34,12 @@ OPTIONS = {"adaptive": ["placement.options.allow=corrected", "placement.options.
 FULL_STEPS, QUICK_STEPS = 30, 12
 FULL_CAP, QUICK_CAP = 768, 512
 """Tokens per answer: the higher one leaves the tail of the lengths whole (4 % reach it)."""
-REWARD_STEPS = 3
-"""Steps averaged into the first and last reward; one step's mean has a standard error of .04."""
+DEALT = "uniform"
+"""The prompt policy under which every placement policy is dealt the same prompts."""
+UNDIVIDED = "normaliser=none"
+"""The demo's trainer does not divide advantages by their deviation (`signs.grpo`)."""
+EVALUATIONS = 10
+"""Of the held-out problems, in a run in which prompt policies are compared."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +52,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help=f"placement policy, repeatable (default {' and '.join(POLICIES)})",
+    )
+    parser.add_argument(
+        "--prompt-policy",
+        action="append",
+        metavar="NAME[,KEY=VALUE...]",
+        help=f"policy that chooses prompts, repeatable (default {DEALT}); each is run with each "
+        f"placement policy (then by default {POLICIES[0]} alone), and what it costs to reach a "
+        "quality is shown",
+    )
+    parser.add_argument(
+        "--unsolvable",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="of the pool's prompts (0.2)",
     )
     parser.add_argument("--replicas", type=int, default=2, help="vLLM engines (default 2)")
     parser.add_argument("--ray", metavar="ADDRESS", help="a running Ray cluster (default: local)")
@@ -62,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="traces and report (default runs/demo-TIME)"
     )
+    add_tell_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -69,35 +90,72 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo."""
     # before torch is imported: two OpenMP threads per process spin against the engines' own
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    policies = args.policy or POLICIES
     args.out = args.out or Path(time.strftime("runs/demo-%Y%m%d-%H%M%S"))
-    _validate(args, policies)
+    arms = arms_of(args)
+    _validate(args, arms)
     from rich.console import Console
 
+    from steersman.examples.demo_results import print_table, results, write_report
+
     console = Console(stderr=True)
-    reports = asyncio.run(_demo(args, policies, console))
-    report_file = _write_report(args.out, policies)
-    summary = {"policies": {report.policy: summarize(report) for report in reports}}
+    reports = asyncio.run(_demo(args, arms, console))
+    traces = {arm.name: _trace_file(args.out, arm) for arm in arms}
+    report_file = args.out / "report.html"
+    told = {**_told(args, reports), **told_items(args.tell)}
+    summary = results(reports, traces, told, curves=bool(args.prompt_policy))
+    write_report(report_file, list(traces.values()), told)
     if args.json:
         sys.stdout.write(json.dumps(summary) + "\n")
     else:
-        _print_table(summary["policies"])
+        print_table(summary["policies"])
     console.print(f"report: {report_file}")
+    if args.prompt_policy:
+        files = " ".join(f"{name}={path}" for name, path in traces.items())
+        console.print(f"curves: steersman evaluate curves {files}", soft_wrap=True)
     return 0
 
 
-def _validate(args: argparse.Namespace, policies: list[str]) -> None:
+def arms_of(args: argparse.Namespace) -> list["Arm"]:
+    """Every placement policy with every prompt policy."""
+    from steersman.controller.tournament.entries import entry
+    from steersman.examples.signs.reinforce import Arm
+
+    placements = args.policy or (POLICIES[:1] if args.prompt_policy else POLICIES)
+    arms = []
+    for placement in placements:
+        load("policies.placement", placement)
+        own = () if args.config else tuple(OPTIONS.get(placement, ()))
+        given = (*args.set, f"placement.name={placement}")
+        if not args.prompt_policy:
+            arms.append(Arm(placement, (*own, *given)))
+        for text in args.prompt_policy or ():
+            prompts = entry("prompts", text)
+            name = f"{placement}+{prompts.name}" if len(placements) > 1 else prompts.name
+            options = (f"{key}={json.dumps(value)}" for key, value in prompts.options.items())
+            chosen = (
+                f"prompts.name={prompts.policy}",
+                *(f"prompts.options.{option}" for option in options),
+                *prompts.overrides,
+            )
+            stack = (*own, UNDIVIDED, *given, *chosen)
+            arms.append(Arm(name, stack, dealt=prompts.name == DEALT))
+    return arms
+
+
+def _validate(args: argparse.Namespace, arms: list["Arm"]) -> None:
     """Refuse what cannot work before anything is started."""
     from steersman.controller.config import load_config
 
-    for name in policies:
-        load("policies.placement", name)
-        load_config(args.config, [*args.set, f"placement.name={name}"], environ={})
-    if len(set(policies)) != len(policies):
-        raise InvalidInputError("--policy names one policy twice")
+    told_items(args.tell)
+    for arm in arms:
+        load_config(args.config, arm.overrides, environ={})
+    if len({arm.name for arm in arms}) != len(arms):
+        raise InvalidInputError("--policy or --prompt-policy names one policy twice")
     if args.steps is not None and args.steps < 1:
         raise InvalidInputError(f"--steps is {args.steps}; valid: 1 or more")
-    taken = [str(path) for path in map(partial(_trace_file, args.out), policies) if path.exists()]
+    if not 0 <= args.unsolvable < 1:
+        raise InvalidInputError(f"--unsolvable is {args.unsolvable}; valid: 0 to below 1")
+    taken = [str(path) for path in map(partial(_trace_file, args.out), arms) if path.exists()]
     if taken:
         raise InvalidInputError(f"{', '.join(taken)} exist; name another folder with --out")
     if args.replicas < 1:
@@ -110,11 +168,33 @@ def settings_of(args: argparse.Namespace) -> "RunSettings":
 
     steps = args.steps or (QUICK_STEPS if args.quick else FULL_STEPS)
     cap = QUICK_CAP if args.quick else FULL_CAP
-    return RunSettings(steps=steps, seed=args.seed, max_new_tokens=cap)
+    return RunSettings(
+        steps=steps,
+        seed=args.seed,
+        max_new_tokens=cap,
+        unsolvable_share=args.unsolvable,
+        evaluate_every=max(steps // EVALUATIONS, 1) if args.prompt_policy else 0,
+    )
+
+
+def _told(args: argparse.Namespace, reports: list["RunReport"]) -> dict[str, str]:
+    """What traces do not tell of the reporting checklist."""
+    from steersman.examples.signs.reinforce import HELD_OUT_PROBLEMS
+
+    settings = settings_of(args)
+    quality = (f"{r.arm} {r.held_out_first:.3f} -> {r.held_out_last:.3f}" for r in reports)
+    return {
+        "workload": f"signs task, a pool of {settings.pool_size} prompts, {args.unsolvable:.0%} "
+        f"of them unsolvable; GRPO of {settings.prompts_per_step} groups of {settings.group_size} "
+        f"for {settings.steps} steps, cap {settings.max_new_tokens} tokens",
+        "hardware": f"{args.replicas} vLLM engines on Ray, on CPU, float32, a model of 385k "
+        "parameters",
+        "quality": f"share of {HELD_OUT_PROBLEMS} held-out problems solved: {'; '.join(quality)}",
+    }
 
 
 async def _demo(
-    args: argparse.Namespace, policies: list[str], console: "Console"
+    args: argparse.Namespace, arms: list["Arm"], console: "Console"
 ) -> list["RunReport"]:
     start = await asyncio.to_thread(_pretrain, console)
     settings = settings_of(args)
@@ -125,17 +205,16 @@ async def _demo(
         await _warm_up(fleet, settings)
         reports = []
         version = 1
-        for policy in policies:
-            with _bar(console, f"{policy:<24}", settings.steps) as tell:
+        for arm in arms:
+            with _bar(console, f"{arm.name:<24}", settings.steps) as tell:
                 reports.append(
                     await reinforce(
                         fleet,
-                        policy,
-                        [*([] if args.config else OPTIONS.get(policy, [])), *args.set],
+                        arm,
                         start,
                         version,
                         settings,
-                        _trace_file(args.out, policy),
+                        _trace_file(args.out, arm),
                         lambda step, tell=tell: tell(_step_text(step)),  # type: ignore[misc]
                         args.config,
                     )
@@ -200,68 +279,8 @@ async def _warm_up(fleet: "RayVllmFleet", settings: "RunSettings") -> None:
         await ended.wait()
 
 
-def summarize(report: "RunReport") -> dict[str, Any]:
-    """The figures of one policy; times are seconds, lengths are tokens."""
-    times = sorted(step.seconds for step in report.steps)
-    rewards = [step.reward for step in report.steps if step.reward == step.reward]
-    lengths = [len(t.token_ids) for t in report.trajectories]
-    return {
-        "reward_first": round(statistics.fmean(rewards[:REWARD_STEPS]), 4),
-        "reward_last": round(statistics.fmean(rewards[-REWARD_STEPS:]), 4),
-        "held_out_first": round(report.held_out_first, 4),
-        "held_out_last": round(report.held_out_last, 4),
-        "tokens": sum(lengths),
-        "step_s_p50": round(_quantile(times, 0.5), 3),
-        "step_s_p90": round(_quantile(times, 0.9), 3),
-        "rollout_s_p50": round(_quantile(sorted(s.rollout_s for s in report.steps), 0.5), 3),
-        "total_s": round(report.total_s, 1),
-        "finished": sum(t.finished for t in report.trajectories),
-        "truncated": sum(not t.finished for t in report.trajectories),
-        "deferred": report.deferred,
-        "migrated": report.migrated,
-        "degenerate_share": round(
-            statistics.fmean(step.degenerate_share for step in report.steps), 3
-        ),
-        "rewards": [round(step.reward, 4) for step in report.steps],
-        "mean_length_kept": round(statistics.fmean(report.on_time_lengths or [0]), 2),
-        "mean_length_asked": round(statistics.fmean(lengths or [0]), 2),
-        "logprob_difference_max": max(step.logprob_difference for step in report.steps),
-        "lost": report.lost,
-        "doubled": report.doubled,
-    }
-
-
-def _quantile(ordered: list[float], q: float) -> float:
-    """Nearest-rank quantile."""
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
-
-
-def _print_table(policies: dict[str, dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="steersman demo", title_justify="left")
-    table.add_column("")
-    for name in policies:
-        table.add_column(name, justify="right")
-    for figure in next(iter(policies.values())):
-        if figure != "rewards":  # the page draws them
-            table.add_row(figure, *(f"{row[figure]:g}" for row in policies.values()))
-    Console().print(table)
-
-
-def _write_report(out: Path, policies: list[str]) -> Path:
-    from steersman.controller.report import summarize as summarize_trace
-    from steersman.controller.report import write_report
-    from steersman.controller.trace.reader import read
-
-    runs = [summarize_trace(read(_trace_file(out, policy))) for policy in policies]
-    write_report(out / "report.html", runs)
-    return out / "report.html"
-
-
-def _trace_file(out: Path, policy: str) -> Path:
-    return out / f"{policy.replace(':', '.')}.jsonl"
+def _trace_file(out: Path, arm: "Arm") -> Path:
+    return out / f"{arm.name.replace(':', '.').replace('/', '.')}.jsonl"
 
 
 def _step_text(step: "StepReport") -> str:

@@ -186,14 +186,35 @@ def clipped_objective(log_ratio: Tensor, advantage: Tensor, config: GrpoConfig) 
     return torch.minimum(ratio * advantage, held * advantage)
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """One sampled response to each of n problems."""
+
+    solved: np.ndarray
+    tokens: np.ndarray
+    truncated: np.ndarray
+
+
+def held_out(
+    model: SignsModel, problems: Sequence[Problem], *, seed: int, max_new_tokens: int = 384
+) -> HeldOut:
+    """Answers to problems that no training touches; 400 problems give a share +-0.025."""
+    prompts = [prompt_tokens(problem) for problem in problems]
+    answers = sample(model, prompts, max_new_tokens=max_new_tokens, seed=seed)
+    earned = [reward(p, a.tokens, a.finished) for p, a in zip(problems, answers, strict=True)]
+    return HeldOut(
+        solved=np.array(earned) > 0,
+        tokens=np.array([len(a.tokens) for a in answers]),
+        truncated=np.array([not a.finished for a in answers]),
+    )
+
+
 def evaluate(
     model: SignsModel, problems: Sequence[Problem], *, seed: int, max_new_tokens: int = 384
 ) -> float:
-    """Share of the problems that one sampled response each solves; 400 problems give +-0.025."""
-    prompts = [prompt_tokens(problem) for problem in problems]
-    answers = sample(model, prompts, max_new_tokens=max_new_tokens, seed=seed)
-    earned = (reward(p, a.tokens, a.finished) for p, a in zip(problems, answers, strict=True))
-    return sum(earned) / len(problems)
+    """Share of the problems that one sampled response each solves."""
+    answers = held_out(model, problems, seed=seed, max_new_tokens=max_new_tokens)
+    return float(answers.solved.mean())
 
 
 def _parts(

@@ -26,6 +26,8 @@ from steersman.examples.signs.task import BOS_ID, EOS_ID, PAD_ID, VOCABULARY_SIZ
 
 SCORING_BATCH_TOKENS = 8192
 """Padded tokens scored at once; larger batches fall out of cache and are no faster on a CPU."""
+CACHE_POSITIONS = 64
+"""By which a cache grows: half of the responses fit the first piece."""
 INITIAL_DEVIATION = 0.05
 """Of all matrices; with Llama's 0.02 pretraining learns to copy some 200 steps later."""
 
@@ -48,23 +50,35 @@ class Shape:
 
 
 class KeyValueCache:
-    """Keys and values of the positions read so far, for rows that are all at the same position."""
+    """Keys and values of the positions read so far, for rows that are all at the same position.
 
-    def __init__(self, shape: Shape, rows: int, capacity: int) -> None:
-        size = (2, shape.layers, rows, shape.heads, capacity, shape.head_dim)
-        self._stored = torch.empty(size)
+    Memory is taken as it is needed: few responses are long, and by then most rows have ended.
+    """
+
+    def __init__(self, shape: Shape, rows: int) -> None:
+        self._stored = torch.empty((2, shape.layers, rows, shape.heads, 0, shape.head_dim))
         self.length = 0
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store one position of one layer; returns all of that layer's keys and values."""
         end = self.length + 1
+        if end > self._stored.shape[4]:
+            self._copy(self._stored, capacity=end + CACHE_POSITIONS)
         self._stored[0, layer, :, :, self.length : end] = key
         self._stored[1, layer, :, :, self.length : end] = value
         return self._stored[0, layer, :, :, :end], self._stored[1, layer, :, :, :end]
 
     def keep(self, rows: Tensor) -> None:
         """Forget every row but these."""
-        self._stored = self._stored[:, :, rows]
+        written = self._stored[..., : self.length, :]
+        self._copy(written.index_select(2, rows), capacity=self._stored.shape[4])
+
+    def _copy(self, before: Tensor, capacity: int) -> None:
+        """Go on in new memory: only what was written is touched."""
+        size = list(before.shape)
+        size[4] = capacity
+        self._stored = before.new_empty(size)
+        self._stored[..., : self.length, :] = before[..., : self.length, :]
 
 
 class Attention(nn.Module):

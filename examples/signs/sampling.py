@@ -1,9 +1,14 @@
-"""Batched sampling with a key-value cache, for evaluation and tests without an inference engine.
+"""Batched sampling with a key-value cache, for evaluation and studies without an inference engine.
 
 All rows stand at the same position: a row still inside its prompt reads its next prompt token, the
 others read the token they drew last. Prompts differ by a few tokens only, so little work is lost,
 and neither padding nor per-row positions are needed. Rows that have ended are dropped from the
-cache whenever less than three quarters are alive, which keeps the long tail cheap.
+cache whenever less than nine tenths are alive, which keeps the long tail cheap.
+
+A token is drawn by inverting the distribution function at a number that belongs to its row and its
+place in the response (common random numbers). What a row becomes depends neither on the others nor
+on how they are batched, and two models that hardly differ give mostly the same answers, so that
+their difference is measured with less noise.
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ from steersman.examples.signs.model import KeyValueCache, SignsModel
 from steersman.examples.signs.task import EOS_ID
 
 SAMPLING_ROWS = 256
-"""Sequences sampled together; the cache of 256 rows of 400 tokens takes 240 MB."""
-COMPACT_BELOW = 0.75
+"""Sequences sampled together; more are no faster, and 256 rows of 400 tokens take 240 MB."""
+COMPACT_BELOW = 0.9
 """Share of live rows under which the cache is compacted; each compaction copies what it keeps."""
 
 
@@ -40,25 +45,26 @@ def sample(
     generations: list[Generation] = []
     for start in range(0, len(prompts), SAMPLING_ROWS):
         rows = prompts[start : start + SAMPLING_ROWS]
-        generations += _sample_rows(model, rows, max_new_tokens, generator)
+        uniforms = torch.rand((len(rows), max_new_tokens), generator=generator)
+        generations += _sample_rows(model, rows, uniforms)
     return generations
 
 
 @torch.no_grad()
 def _sample_rows(
-    model: SignsModel,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    generator: torch.Generator,
+    model: SignsModel, prompts: Sequence[Sequence[int]], uniforms: Tensor
 ) -> list[Generation]:
+    """`uniforms`: `[rows, most tokens]`, what each token of each response is drawn with."""
+    max_new_tokens = uniforms.shape[1]
     generations = [Generation() for _ in prompts]
+    starts = torch.tensor([len(prompt) for prompt in prompts])
     alive = list(range(len(prompts)))
-    capacity = max(map(len, prompts)) + max_new_tokens
-    cache = KeyValueCache(model.shape, len(prompts), capacity)
+    cache = KeyValueCache(model.shape, len(prompts))
     read = [prompt[0] for prompt in prompts]
     while not all(_ended(generations[i], max_new_tokens) for i in alive):
         states = model.hidden_states(torch.tensor(read)[:, None], cache)
-        drawn, logprobs = _draw(model.logits(states[:, 0]), generator)
+        place = (cache.length - starts[alive]).clamp(0, max_new_tokens - 1)
+        drawn, logprobs = _draw(model.logits(states[:, 0]), uniforms[alive, place])
         for row, i in enumerate(alive):
             if cache.length < len(prompts[i]):
                 read[row] = prompts[i][cache.length]
@@ -72,10 +78,13 @@ def _sample_rows(
     return generations
 
 
-def _draw(logits: Tensor, generator: torch.Generator) -> tuple[list[int], list[float]]:
+def _draw(logits: Tensor, uniform: Tensor) -> tuple[list[int], list[float]]:
     """A token per row, and its log-probability."""
     logprobs = logits.log_softmax(-1)
-    drawn = torch.multinomial(logprobs.exp(), 1, generator=generator)
+    reached = logprobs.exp().cumsum(-1)
+    # rounding leaves the last sum a little off 1
+    drawn = torch.searchsorted(reached, uniform[:, None] * reached[:, -1:], right=True)
+    drawn = drawn.clamp(max=logits.shape[-1] - 1)
     return drawn[:, 0].tolist(), logprobs.gather(1, drawn)[:, 0].tolist()
 
 
