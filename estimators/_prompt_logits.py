@@ -45,31 +45,46 @@ class PromptLogits:
         self, rows: Ints | Rows, version: int, level: float, population: Population
     ) -> tuple[Floats, Floats]:
         """(m,) offset and variance of the prompts in these rows of the table, -1: never seen."""
-        if len(rows) > AT_ONCE:
-            means, variances = np.empty(len(rows)), np.empty(len(rows))
-            for first in range(0, len(rows), AT_ONCE):
-                part = slice(first, first + AT_ONCE)
-                means[part], variances[part] = self.believed_at(
-                    rows[part], version, level, population
-                )
-            return means, variances
+        if len(rows) > AT_ONCE and 0 < len(self.states) <= 2 * len(rows):
+            return self._of_all(rows, version, level, population)
         known = np.flatnonzero(rows >= 0)
         at = rows if len(known) == len(rows) else rows[known]
         # column by column: all in one go take ten times as long; `clip`, since rows are valid
-        columns = self.states.columns
-        offset, variance, last, samples = (
-            columns[c].take(at, mode="clip") for c in (OFFSET, VARIANCE, LAST, SAMPLES)
-        )
-        untaken = np.flatnonzero(samples)
-        if len(untaken):
-            offset[untaken], variance[untaken] = _taken(columns[:, at[untaken]], level)
-        aged = self._aged(variance, last, version, population)
+        columns = [column.take(at, mode="clip") for column in self.states.columns]
+        offset, variance = self._now(columns, version, level, population)
         if len(known) == len(rows):
-            return offset.astype(np.float64), aged.astype(np.float64)
+            return offset.astype(np.float64), variance.astype(np.float64)
         means = np.full(len(rows), population.mean)
         variances = np.full(len(rows), population.variance)
-        means[known], variances[known] = offset, aged
+        means[known], variances[known] = offset, variance
         return means, variances
+
+    def _of_all(
+        self, rows: Ints | Rows, version: int, level: float, population: Population
+    ) -> tuple[Floats, Floats]:
+        """As `believed_at`, for most of the table: computed in its order, then looked up."""
+        n = len(self.states)
+        believed = np.empty((2, n), dtype=np.float32)
+        for first in range(0, n, AT_ONCE):
+            part = slice(first, min(first + AT_ONCE, n))
+            columns = list(self.states.columns[:, part])
+            believed[:, part] = self._now(columns, version, level, population)
+        means, variances = (column.take(rows, mode="clip") for column in believed)
+        unseen = np.flatnonzero(rows < 0)
+        means[unseen], variances[unseen] = population.mean, population.variance
+        return means.astype(np.float64), variances.astype(np.float64)
+
+    def _now(
+        self, columns: list[Singles], version: int, level: float, population: Population
+    ) -> tuple[Singles, Singles]:
+        """Offset and variance, from the columns of some rows."""
+        offset, variance = columns[OFFSET], columns[VARIANCE]
+        untaken = np.flatnonzero(columns[SAMPLES])
+        if len(untaken):
+            offset, variance = offset.copy(), variance.copy()
+            evidence = np.stack([column[untaken] for column in columns])
+            offset[untaken], variance[untaken] = _taken(evidence, level)
+        return offset, self._aged(variance, columns[LAST], version, population)
 
     def add(
         self,

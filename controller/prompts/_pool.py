@@ -128,7 +128,8 @@ class PromptPool:
             believed, key = believed.take(rows, mode="clip"), key.take(rows, mode="clip")
             tokens, visited = tokens.take(rows, mode="clip"), visited.take(rows, mode="clip")
         mean, variance = self.estimator.predict_rows(believed, weight_version)
-        waited = np.maximum(step - visited.astype(np.int64), 0)
+        waited = np.subtract(np.int32(step), visited)  # 32 bits: a million at half the cost
+        np.maximum(waited, 0, out=waited)
         return Candidates(key, mean, variance, tokens.astype(np.float64), group_size, waited)
 
     def learn(self, groups: FinishedGroups, tokens_known: bool = True) -> None:

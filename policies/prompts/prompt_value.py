@@ -235,7 +235,8 @@ class PromptValue:
             mean = np.maximum(np.abs(mean) - np.sqrt(variance), 0.0)
         size = chance_within(mean, variance, distance) ** np.float32(self.sharpness)
         if len(offered.waited):
-            size *= np.maximum(offered.waited, 1).astype(np.float32)
+            waited = offered.waited.astype(np.float32)
+            size *= np.maximum(waited, np.float32(1.0), out=waited)
         total = float(size.sum(dtype=np.float64))
         alike = max(self.probe_share, NEVER_NONE) if total > 0.0 else 1.0
         size *= np.float32((1.0 - alike) / max(total, 1e-30))

@@ -428,3 +428,17 @@ def test_1250_groups_among_a_million_prompts_are_forecast_in_a_millisecond() -> 
         estimator.forecast(question)
         durations.append(perf_counter() - start)
     assert min(durations) < 0.001  # the fastest of them: others use the machine too
+
+
+@pytest.mark.parametrize("seen", [0, 1, 50_000])
+def test_many_prompts_at_once_are_believed_as_a_few_at_a_time_are(seen: int) -> None:
+    keys, rng = np.arange(80_000), np.random.default_rng(0)
+    estimator = DynamicLogistic()
+    some = rng.permutation(keys)[:seen]
+    for version in range(2):
+        passes = rng.integers(0, 9, seen).astype(np.float64)
+        estimator.learn(some, passes, np.full(seen, 8), version)
+    mean, variance = estimator.predict(keys, 3)
+    parts = [estimator.predict(keys[first : first + 1000], 3) for first in range(0, 80_000, 1000)]
+    np.testing.assert_allclose(mean, np.concatenate([m for m, _ in parts]), atol=1e-6)
+    np.testing.assert_allclose(variance, np.concatenate([v for _, v in parts]), rtol=1e-6)
