@@ -13,12 +13,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from steersman.controller.loop import MAX_ERRORS
 from steersman.controller.prompts.chooser import Chosen, PromptChooser, PromptId, key_of
 from steersman.estimators.observation import Ints
 from steersman.policies.prompting import FinishedGroups, Selection
-
-MAX_ERRORS = 3
-"""As many as of the tick's decisions: a bug stays a bug."""
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")

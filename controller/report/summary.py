@@ -179,8 +179,9 @@ class RunSummary:
 
 
 def distinguished(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Runs of one placement policy are told apart by what else they were set to."""
-    named = []
+    """Runs of one placement policy are told apart by what else they were set to, and by a number
+    where nothing else differs."""
+    named: list[RunSummary] = []
     for run in runs:
         twins = [other for other in runs if other.policy == run.policy]
         differs = [
@@ -190,7 +191,11 @@ def distinguished(runs: Sequence[RunSummary]) -> list[RunSummary]:
         ]
         told = [value for value in differs if value != run.policy]
         named.append(replace(run, policy=", ".join([run.policy, *told])))
-    return named
+    names = [run.policy for run in named]
+    return [
+        run if names.count(run.policy) == 1 else replace(run, policy=f"{run.policy} ({i})")
+        for i, run in enumerate(named, start=1)
+    ]
 
 
 def quantile(values: Iterable[float], level: float) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from steersman.controller.checklist import Checklist, each, length_statistics
-from steersman.controller.report.summary import EDGE_STEPS, RunSummary
+from steersman.controller.report.summary import EDGE_STEPS, RunSummary, distinguished
 
 PHASE = (
     "rollout only: from the request for a step to its last answer that was waited for; training, "
@@ -13,7 +13,8 @@ PHASE = (
 
 def checklist_of(runs: Sequence[RunSummary], told: Mapping[str, str] | None = None) -> Checklist:
     """Of live runs, the first being what the others are compared with."""
-    names = _names(runs)
+    runs = distinguished(runs)
+    names = [run.policy for run in runs]
     steps = max((len(run.timed_steps) for run in runs), default=0)
     seeds = ", ".join(dict.fromkeys(run.facts.get("seed", "?") for run in runs))
     made = Checklist(
@@ -80,12 +81,3 @@ def quality_of(run: RunSummary) -> str:
 def lengths_of(run: RunSummary) -> str:
     """Of all answers."""
     return length_statistics(run.lengths, run.total("truncated"))
-
-
-def _names(runs: Sequence[RunSummary]) -> list[str]:
-    """No two the same."""
-    policies = [run.policy for run in runs]
-    return [
-        name if policies.count(name) == 1 else f"{name} ({i + 1})"
-        for i, name in enumerate(policies)
-    ]
