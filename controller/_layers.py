@@ -12,6 +12,8 @@ import yaml
 from steersman.estimators.errors import InvalidInputError
 
 PREFIX = "STEERSMAN_"
+SECRETS = frozenset({"STEERSMAN_TOKEN", "STEERSMAN_ADMIN_TOKEN", "STEERSMAN_ENGINE_TOKEN"})
+"""No configuration, which is written into traces: whoever needs one of them asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def _flat(tree: Mapping[Any, Any], above: tuple[str, ...], source: str) -> Itera
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[Assignment]:
     for variable in sorted(environ):
-        if variable.startswith(PREFIX):
+        if variable.startswith(PREFIX) and variable not in SECRETS:
             keys = tuple(variable.removeprefix(PREFIX).lower().split("__"))
             source = f"the environment variable {variable}"
             yield Assignment(keys, _readings(environ[variable]), source)

@@ -158,6 +158,9 @@ class Board:
             columns["placed_s"][row] = np.nan
         if execution.phase is Phase.QUEUED:
             columns["queued_s"][row] = now_s
+        payload = execution.spec.payload
+        if payload is not None and not payload.movable:
+            columns["moved_s"][row] = np.inf
         return moves, deferrals
 
     def tables(

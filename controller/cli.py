@@ -19,6 +19,18 @@ COMMANDS = {
         "steersman.examples.demo",
         "train a tiny model on a local fleet, steered and unsteered, and compare",
     ),
+    "serve": (
+        "steersman.controller.commands.serve",
+        "steer a trainer's rollouts over HTTP: a gateway before its vLLM servers",
+    ),
+    "top": (
+        "steersman.controller.commands.top",
+        "watch a gateway: engines, trajectories by predicted end, and why",
+    ),
+    "observe": (
+        "steersman.controller.commands.observe",
+        "look at engines, a gateway or a trace, and change nothing",
+    ),
     "calibrate": (
         "steersman.controller.commands.calibrate",
         "score the estimators' forecasts on a run's own lengths and rewards",
@@ -102,7 +114,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(f"unknown command {chosen!r}{hint} Valid: {', '.join(COMMANDS)}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, line) in COMMANDS.items():
-        command = commands.add_parser(name, help=line, description=line.capitalize() + ".")
+        command = commands.add_parser(name, help=line, description=f"{line[0].upper()}{line[1:]}.")
         if name == chosen:
             importlib.import_module(module).add_arguments(command)
     return parser.parse_args(arguments)

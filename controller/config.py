@@ -6,9 +6,9 @@ overrides (`guard.max_deferrals=1`).  A layer that names another part drops the 
 lower layer gave to the former one.  Every error is one line that says where the value came from.
 """
 
-import math
 import os
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -16,23 +16,12 @@ import msgspec
 
 from steersman.controller import plugins
 from steersman.controller._layers import Assignment, assignments, merge, nested
+from steersman.controller._section import Section, check_number
+from steersman.controller.gateway.settings import GatewayConfig
 from steersman.estimators.errors import InvalidInputError, UnknownNameError
 from steersman.estimators.observation import Normaliser
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-def _check(
-    name: str, value: float, *, above: float | None = None, least: float | None = None
-) -> None:
-    if above is not None and not (value > above and math.isfinite(value)):
-        raise InvalidInputError(f"{name} is {value}; valid: a finite number above {above:g}")
-    if least is not None and not (value >= least and math.isfinite(value)):
-        raise InvalidInputError(f"{name} is {value}; valid: a finite number, {least:g} or more")
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of everything below: immutable, and unknown keys are refused."""
 
 
 class PartConfig(Section, frozen=True):
@@ -40,7 +29,7 @@ class PartConfig(Section, frozen=True):
 
     name: str
     """Name of the part's file, or a dotted path outside this project ("pkg.module:Class")."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The part's dataclass fields; whatever is not given keeps the part's own default."""
 
 
@@ -61,8 +50,8 @@ class GuardConfig(Section, frozen=True):
     """Replica figures older than this many seconds are not trusted."""
 
     def __post_init__(self) -> None:
-        _check("move_cooldown_s", self.move_cooldown_s, least=0.0)
-        _check("metrics_max_age_s", self.metrics_max_age_s, above=0.0)
+        check_number("move_cooldown_s", self.move_cooldown_s, least=0.0)
+        check_number("metrics_max_age_s", self.metrics_max_age_s, above=0.0)
 
 
 class TraceConfig(Section, frozen=True):
@@ -79,7 +68,7 @@ class TraceConfig(Section, frozen=True):
     """Whether prompts' token ids are recorded.  Off: the trace holds no content."""
 
     def __post_init__(self) -> None:
-        _check("progress_every_s", self.progress_every_s, least=0.0)
+        check_number("progress_every_s", self.progress_every_s, least=0.0)
 
 
 class HorizonConfig(Section, frozen=True):
@@ -94,8 +83,8 @@ class HorizonConfig(Section, frozen=True):
     """Futures drawn; even.  Fewer where many thousands are in flight."""
 
     def __post_init__(self) -> None:
-        _check("every_s", self.every_s, least=0.0)
-        _check("delay_s", self.delay_s, least=0.0)
+        check_number("every_s", self.every_s, least=0.0)
+        check_number("delay_s", self.delay_s, least=0.0)
         if self.scenarios < 4 or self.scenarios % 2:
             raise InvalidInputError(f"scenarios is {self.scenarios}; valid: even, 4 or more")
 
@@ -140,12 +129,14 @@ class Config(Section, frozen=True):
     guard: GuardConfig = GuardConfig()
     horizon: HorizonConfig = HorizonConfig()
     trace: TraceConfig = TraceConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    """What `steersman serve` adds."""
     kill_switch_file: str = ""
     """The controller switches itself off for good once this file exists; empty: no such file."""
 
     def __post_init__(self) -> None:
-        _check("tick_s", self.tick_s, above=0.0)
-        _check("decide_timeout_s", self.decide_timeout_s, above=0.0)
+        check_number("tick_s", self.tick_s, above=0.0)
+        check_number("decide_timeout_s", self.decide_timeout_s, above=0.0)
         if self.seed < 0:
             raise InvalidInputError(f"seed is {self.seed}; valid: 0 or more")
 
@@ -237,7 +228,9 @@ def _explained(assignment: Assignment, struct: type[Section], depth: int, reason
     reason = reason.split(" - at `$")[0].replace("`", "")
     if reason.startswith(f"{key} is "):
         return f"{assignment.source}: {reason.replace(key, assignment.dotted, 1)}"
-    words = get_args({field.name: field.type for field in msgspec.structs.fields(struct)}[key])
+    wanted = {field.name: field.type for field in msgspec.structs.fields(struct)}[key]
+    is_enum = isinstance(wanted, type) and issubclass(wanted, StrEnum)
+    words = list(wanted) if is_enum else get_args(wanted)
     if reason.startswith("Invalid enum value"):
         reason = f"unknown value {assignment.readings[-1]!r}; valid: {', '.join(words)}"
     return f"{assignment.source}: {assignment.dotted}: {reason}"

@@ -11,7 +11,7 @@ phases, bounded by the same floor, and heard at the same rank; of two coins the 
 """
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 import numpy as np
 
@@ -157,7 +157,8 @@ class _Check:
         if t.moves[row] >= config.max_moves_per_trajectory:
             return f"it has been moved {t.moves[row]} times"
         if self._observation.now_s - t.moved_s[row] < config.move_cooldown_s:
-            return "it was moved a moment ago"
+            barred = t.moved_s[row] == inf
+            return "it cannot go on elsewhere" if barred else "it was moved a moment ago"
         if decision.action is Action.RESTART and t.restarts[row] >= config.max_restarts:
             return f"its slot has been restarted {t.restarts[row]} times"
         if decision.action is Action.DEFER and (objection := self._deferral_objection(row)):

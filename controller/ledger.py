@@ -8,7 +8,7 @@ with exactly `size` answers.  A complete group may grow by further samples befor
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
 from steersman.controller.board import (
@@ -35,7 +35,7 @@ from steersman.estimators.errors import InvalidInputError
 from steersman.estimators.lifecycle import REPLACED, CorrectnessClass, Disposition, Phase
 from steersman.estimators.observation import NO_VERSION, Observation, TrainerSignal
 from steersman.mechanisms.execution import Execution, TrajectorySpec
-from steersman.mechanisms.fleet import Attempt, Fleet, Sampling
+from steersman.mechanisms.fleet import Attempt, Fleet, Payload, Sampling
 
 MAX_UNLEARNED = 65_536
 """Ends and rewards kept for a controller that is too busy to learn, the newest of them."""
@@ -69,12 +69,18 @@ class Ledger:
         self.groups: dict[int, GroupState] = {}
         self.executions: dict[int, Execution] = {}
         """Unfinished trajectories by id."""
+        self.inflight: Counter[str] = Counter()
+        """Attempts under way, by replica."""
+        self.attempt_ends: Counter[str] = Counter()
+        """Attempts that ended, by `EndReason`."""
         self.waiting = 0
         """Trajectories that wait for a placement."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when something waits for a placement, or a group has settled."""
         self.on_complete: Callable[[], None] = lambda: None
         """Called when a group has its last answer while other trajectories are unfinished."""
+        self.on_end: Callable[[Execution], None] = lambda execution: None
+        """Called when a trajectory ends and nothing takes its slot."""
         self._trace, self._clock, self._run_id = trace, clock, run_id
         self._origin_s = clock()
         self._entries: dict[int, _Entry] = {}
@@ -99,8 +105,12 @@ class Ledger:
         sampling: Sampling,
         step: int,
         terms: GroupTerms = CHOSEN_BY_THE_CALLER,
+        prompt_tokens: int | None = None,
     ) -> GroupState:
-        """Open a group: `size` trajectories that wait for a placement."""
+        """Open a group: `size` trajectories that wait for a placement; 0: they will `join`.
+
+        `prompt_tokens` tells how long the prompt is where its token ids are not known here.
+        """
         group_id = self._next_group
         self._next_group += 1
         row = self._board.add_group(group_id, prompt, size, step)
@@ -112,7 +122,7 @@ class Ledger:
                 group_id=group_id,
                 prompt_id=prompt.prompt_id,
                 prompt_key=prompt.key,
-                prompt_tokens=len(prompt.token_ids),
+                prompt_tokens=len(prompt.token_ids) if prompt_tokens is None else prompt_tokens,
                 size=size,
                 max_new_tokens=max_new_tokens,
                 step=step,
@@ -142,10 +152,29 @@ class Ledger:
             group.slots.append(self._queue(group, slot, replaces=None))
         self.on_change()
 
+    def join(
+        self, group: GroupState, max_new_tokens: int, payloads: Sequence[Payload]
+    ) -> list[Execution]:
+        """One sample more for each of the payloads, whether the group is complete or not."""
+        first, group.size = group.size, group.size + len(payloads)
+        self._board.grow_group(group.row, group.size)
+        self._trace.write(
+            records.GroupExtended(t_s=self.now_s(), group_id=group.group_id, size=group.size)
+        )
+        for slot, payload in enumerate(payloads, start=first):
+            execution = self._queue(group, slot, None, max_new_tokens, payload)
+            group.slots.append(execution)
+        self.on_change()
+        return group.slots[first:]
+
     def deliver(self, group: GroupState, step: int, weight_version: int) -> Group:
         """Hand a complete group over and forget it."""
         self._forget(group, complete=True)
         return group.answer(step, weight_version)
+
+    def close(self, group: GroupState) -> None:
+        """Forget a group whose answers were handed over one by one; all of it has ended."""
+        self._forget(group, complete=group.complete)
 
     def abandon(self, group: GroupState) -> None:
         """Forget a group whose caller went away; its executions must all have ended."""
@@ -169,13 +198,7 @@ class Ledger:
         It is recorded; it is learned from unless it comes twice, or `MAX_UNREWARDED` others were
         answered since.
         """
-        if not 0 <= trajectory_id < self._next_id:
-            raise InvalidInputError(f"there is no trajectory {trajectory_id} to reward")
-        if not math.isfinite(reward):
-            raise InvalidInputError(
-                f"the reward of trajectory {trajectory_id}{self._of_prompt(trajectory_id)} is "
-                f"{reward}; valid: a finite number"
-            )
+        self.check_reward(trajectory_id, reward)
         self._trace.write(
             records.Rewarded(t_s=self.now_s(), trajectory_id=trajectory_id, reward=reward)
         )
@@ -188,6 +211,16 @@ class Ledger:
         )
         if group.group_id in self.groups:
             self._board.count_reward(group.row, reward)
+
+    def check_reward(self, trajectory_id: int, reward: float) -> None:
+        """Raise `InvalidInputError` unless it can be one."""
+        if not 0 <= trajectory_id < self._next_id:
+            raise InvalidInputError(f"there is no trajectory {trajectory_id} to reward")
+        if not math.isfinite(reward):
+            raise InvalidInputError(
+                f"the reward of trajectory {trajectory_id}{self._of_prompt(trajectory_id)} is "
+                f"{reward}; valid: a finite number"
+            )
 
     def observation(self, tick: int, trainer: TrainerSignal, learning: bool = True) -> Observation:
         """The snapshot for one decision.
@@ -255,6 +288,7 @@ class Ledger:
     def attempt_started(self, execution: Execution, attempt: Attempt) -> None:
         """Record it."""
         request = attempt.request
+        self.inflight[attempt.replica] += 1
         self._trace.write(
             records.AttemptStarted(
                 t_s=self.now_s(),
@@ -270,6 +304,8 @@ class Ledger:
         """Record it."""
         end = attempt.end
         assert end is not None
+        self.inflight[attempt.replica] -= 1
+        self.attempt_ends[end.reason.value] += 1
         self._trace.write(
             records.AttemptEnded(
                 t_s=self.now_s(),
@@ -287,16 +323,27 @@ class Ledger:
 
     # The rest is bookkeeping
 
-    def _queue(self, group: GroupState, slot: int, replaces: Execution | None) -> Execution:
+    def _queue(
+        self,
+        group: GroupState,
+        slot: int,
+        replaces: Execution | None,
+        max_new_tokens: int | None = None,
+        payload: Payload | None = None,
+    ) -> Execution:
         trajectory_id, now_s = self._next_id, self.now_s()
         self._next_id += 1
+        if replaces is not None and (payload := replaces.spec.payload) is not None:
+            payload.renew()
+            max_new_tokens = replaces.spec.max_new_tokens
+        max_new_tokens = group.max_new_tokens if max_new_tokens is None else max_new_tokens
         prompt_token_ids = list(group.prompt.token_ids)
         before = None if replaces is None else self._entries[replaces.spec.trajectory_id]
         row = self._board.add_trajectory(
             trajectory_id,
             group.group_id,
-            len(prompt_token_ids),
-            group.max_new_tokens,
+            len(prompt_token_ids) if payload is None else payload.prompt_tokens,
+            max_new_tokens,
             restarts=0 if before is None else self._board.restarts(before.row) + 1,
             now_s=now_s,
         )
@@ -305,10 +352,11 @@ class Ledger:
             spec=TrajectorySpec(
                 trajectory_id=trajectory_id,
                 prompt_token_ids=prompt_token_ids,
-                max_new_tokens=group.max_new_tokens,
+                max_new_tokens=max_new_tokens,
                 sampling=group.sampling_of(slot, redraw),
                 prompt_key=group.prompt.key,
                 group_id=group.group_id,
+                payload=payload,
             ),
             fleet=self.fleet,
             listener=self,
@@ -361,7 +409,8 @@ class Ledger:
         if disposition in REPLACED:
             group.slots[entry.slot] = self._queue(group, entry.slot, replaces=execution)
             self._board.drop_trajectory(self._entries.pop(trajectory_id).row)
-        elif disposition.is_answer:
+            return
+        if disposition.is_answer:
             self._totals["answered"] += 1
             group.answered += 1
             self._board.count_answer(group.row)
@@ -370,6 +419,10 @@ class Ledger:
             self._answered[trajectory_id] = (group, oldest_version(execution))
             if len(self._answered) > MAX_UNREWARDED:
                 del self._answered[next(iter(self._answered))]
+        elif execution.spec.payload is not None:  # its client went away, others may not
+            group.size -= 1
+            self._board.grow_group(group.row, group.size)
+        self.on_end(execution)
 
     def _forget(self, group: GroupState, complete: bool) -> None:
         del self.groups[group.group_id]

@@ -80,6 +80,10 @@ class ControlLoop:
         self._wake = asyncio.Event()
         self._pulse_s = 0.0
         self._tick = self._errors = 0
+        self.held = False
+        """Nothing is decided while it is set: the trainer has paused the fleet."""
+        self.latest: tuple[Observation, Verdict] | None = None
+        """What was last decided, and on what; for viewers."""
         self._health_step = -1
         """Step whose beginning the estimators' health was last recorded at."""
         self._progress_s = float("-inf")
@@ -96,6 +100,11 @@ class ControlLoop:
         self._enter(LoopState.OFF, why)
         self.wake()
 
+    def carry_out(self, decision: Decision) -> None:
+        """Apply a decision that was taken between two ticks, as one of the last tick's."""
+        self._write_decision(decision, self._tick, enforced=True)
+        self._apply([decision], self._tick)
+
     async def run(self) -> None:
         """Steer until cancelled; whatever becomes of the steering task, the fallback goes on."""
         steering = asyncio.create_task(self._steer(), name="steersman-steering")
@@ -111,6 +120,8 @@ class ControlLoop:
         self._enter(LoopState.OFF, why)
         while True:
             await self._next_tick()
+            if self.held:
+                continue
             self._act_by_default(self._observe(learning=True))
 
     def close(self) -> None:
@@ -140,6 +151,8 @@ class ControlLoop:
     async def _steer(self) -> None:
         while True:
             await self._next_tick()
+            if self.held:
+                continue
             off, busy = self.state is LoopState.OFF, self._thread.busy
             observation = self._observe(learning=off or not busy)
             if off or busy:
@@ -149,6 +162,7 @@ class ControlLoop:
             if verdict is None:
                 self._act_by_default(observation)
                 continue
+            self.latest = observation, verdict
             self._horizon.look(observation, verdict.forecast)
             enforced = self.state is LoopState.ENFORCING
             self._record(verdict, observation, enforced)

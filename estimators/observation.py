@@ -112,7 +112,7 @@ class TrajectoryTable:
     placed_s: Floats
     """When its present attempt began; NaN where there is none."""
     moved_s: Floats
-    """When it last left a replica by a decision; -inf if never."""
+    """When it last left a replica by a decision; -inf if never, inf if it must not."""
     moves: Ints
     """Times it left a replica by a decision."""
     deferred: Ints

@@ -18,7 +18,13 @@ from typing import Protocol
 
 import msgspec
 
-from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase, check_transition
+from steersman.estimators.lifecycle import (
+    REPLACED,
+    CorrectnessClass,
+    Disposition,
+    Phase,
+    check_transition,
+)
 from steersman.estimators.observation import AS_REPLICA
 from steersman.mechanisms.fleet import (
     Attempt,
@@ -26,6 +32,7 @@ from steersman.mechanisms.fleet import (
     AttemptRequest,
     EndReason,
     Fleet,
+    Payload,
     Sampling,
 )
 
@@ -55,6 +62,7 @@ class TrajectorySpec:
     priority: int = 0
     prompt_key: int = 0
     group_id: int = -1
+    payload: Payload | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +164,7 @@ class Execution:
         if self.phase is Phase.LEAVING and isinstance(intent, ToEnd):
             self.intent = intent  # an end asked for overrides a move already under way
             return True
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not Phase.RUNNING or not _may_leave(self.spec.payload, intent):
             return False
         self.intent = intent
         self._enter(Phase.LEAVING, why)
@@ -208,6 +216,7 @@ class Execution:
             group_id=spec.group_id,
             run_key=mixed_seed(self.run_id),
             draft_tokens=self.draft_tokens,
+            payload=spec.payload,
         )
         self.started_version = self.fleet.stats(replica).weight_version
         self.attempt = self.fleet.start(replica, request)
@@ -227,6 +236,9 @@ class Execution:
             self._end(natural, end.reason)
         elif intent is not None:
             self._follow(intent, end)
+        elif end.reason is EndReason.REFUSED:
+            self.detail = end.detail
+            self._end(Disposition.FAILED, f"refused: {end.detail}")
         elif end.reason is EndReason.ERROR and self._has_failed(end):
             self._end(Disposition.FAILED, f"failed {self.failures} times: {end.detail}")
         else:
@@ -258,7 +270,7 @@ class Execution:
         )
         if end.reason is EndReason.STOP or stopped:
             return Disposition.FINISHED
-        if len(self.tokens) >= self.spec.max_new_tokens:
+        if end.reason is EndReason.LENGTH or len(self.tokens) >= self.spec.max_new_tokens:
             return Disposition.TRUNCATED
         return None
 
@@ -294,6 +306,15 @@ class Execution:
         check_transition(self.spec.trajectory_id, old, phase)
         self.phase = phase
         self.listener.phase_changed(self, old, why)
+
+
+def _may_leave(payload: Payload | None, intent: Intent) -> bool:
+    """Whether what its client was told so far allows it."""
+    if payload is None:
+        return True
+    if isinstance(intent, ToEnd):
+        return payload.restartable or intent.disposition not in REPLACED
+    return payload.movable
 
 
 def attempt_sampling(sampling: Sampling, number: int) -> Sampling:

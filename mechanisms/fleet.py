@@ -47,7 +47,9 @@ class EndReason(StrEnum):
     LOST = "lost"
     """Its replica died or stalled; the tokens known until then are here."""
     ERROR = "error"
-    """The engine refused or failed it."""
+    """The engine failed it; another one may not."""
+    REFUSED = "refused"
+    """The request itself is wrong, or cannot be carried on: no engine would take it."""
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +58,29 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
     weight_version: int
     start: int
     end: int
+
+
+class Payload(Protocol):
+    """What a request carries beyond tokens, for a fleet that speaks for a client of its own.
+
+    It lives as long as its trajectory and goes with each attempt of it.
+    """
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt, as well as it is known here (a text is tokenized elsewhere)."""
+
+    @property
+    def movable(self) -> bool:
+        """Whether another replica can go on where this one stopped, without changing what is
+        sampled."""
+
+    @property
+    def restartable(self) -> bool:
+        """Whether nobody has seen any of it yet."""
+
+    def renew(self) -> None:
+        """Forget what was written: a fresh sample takes its slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +103,7 @@ class AttemptRequest:
     """Tokens drafted for it per iteration, or `AS_REPLICA`."""
     run_key: int = 0
     """Of the run it belongs to: nothing is drafted from other runs' texts."""
+    payload: Payload | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""A fleet of vLLM servers, spoken to over HTTP."""

@@ -1,0 +1,304 @@
+"""Where one engine's text ends and another's begins.
+
+Tokens go on exactly anywhere.  Text does not, for three reasons:
+
+- An engine keeps back text that may become a stop string.  If it dies with some, its tokens are
+  known and their text is not.  An abort by id brings all.  Where that is no way, or a client sees
+  the text as it comes, log-probabilities are asked for: they tell the texts of the tokens.  An ask
+  whose text cannot be known begins again (`resumable`).
+- A stop string may lie across the seam, where the next engine does not see its beginning.
+- The last tokens may be a part of a character.  vLLM's detokenizer is primed with the prompt; if
+  that ends in the middle of a character, its first text holds *all* of the prompt and then the
+  completed character, and it looks for stop strings in all of that.
+
+So a seam is `clean` if the text so far is known to end with a whole character.  With stop strings,
+it must not end with the beginning of one either.  Elsewhere the next requests are *bridges* of one
+token each: without stop strings, which are looked for here, and with log-probabilities, which tell
+the token's own text and so whether it continues a character.  Once the seam is good, another
+request goes on as usual.  Where no stop string and no text of a token is asked for, and enough
+text is there to be recognized in a longer one, a bridge is needed only if the first token turns out
+to have no text.
+
+A greedy ask whose log-probabilities tell the tokens' texts, or that has no text yet, goes back to
+the beginning of the character instead: the same tokens come again, and the texts of all their
+alternatives are right.
+
+One thing is left: the first text of a sampled answer to a prompt of token ids, if its client was
+shown tokens without any text, the cut fell there, and the first token held a character and the
+beginning of the next.  Then that first character is lost.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from steersman.mechanisms.http_vllm.ask import Abilities, Ask, Delta
+from steersman.mechanisms.http_vllm.dialects import logprobs
+
+LEVEL = "level"
+"""Key of `Delta.rest`: after this delta, the text of all tokens is known.  Its value tells why."""
+ABORTED = "aborted"
+"""The engine gave all text that it had kept back, which may be that of tokens before."""
+BRIDGED = "bridged"
+"""It is a bridge's, and its text that of its token."""
+AHEAD = "ahead"
+"""Key of `Delta.rest`: it has text that an engine would still keep back."""
+DROPPED = "dropped"
+"""Key of `Delta.rest`: characters at the end of the text that turn out not to belong to it."""
+TELLING = 16
+"""Characters of text by which it is recognized within a longer one."""
+LONGEST_TOKEN = 128
+"""Characters; a first text beyond it is not one token's."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_REPEATED = 8
+"""Tokens; a character has at most four bytes, and some models write broken ones."""
+
+
+@dataclass(slots=True)
+class Seam:
+    """How an attempt carries on; `Ask.seam`."""
+
+    text: str
+    """All text before it."""
+    kept_back: str
+    """The end of it, which was told by log-probabilities only; it comes with the first tokens."""
+    tokens: int
+    """Written before it."""
+    clean: bool
+    bridge: bool
+    repeated: int = 0
+    """Tokens before it that come again."""
+    opened: bool = False
+    """Some text has come."""
+    left: int = 0
+    """Tokens that are missing after it."""
+    start: int = field(init=False)
+    """Tokens of the answer that are in the attempt's prompt."""
+
+    def __post_init__(self) -> None:
+        self.start = self.tokens - self.repeated
+
+
+def stop_strings(sampling: dict[str, Any]) -> list[str]:
+    """Those asked for."""
+    stop = sampling.get("stop") or []
+    return [stop] if isinstance(stop, str) else stop
+
+
+def held_back(sampling: dict[str, Any]) -> int:
+    """Characters that an engine keeps back until the end."""
+    stop = stop_strings(sampling)
+    if not stop or sampling.get("include_stop_str_in_output"):
+        return 0
+    return max(map(len, stop)) - 1
+
+
+def text_of(ask: Ask) -> str:
+    """All text that has come."""
+    return "".join([delta.text for delta in ask.deltas])
+
+
+def resumable(ask: Ask, sampling: dict[str, Any]) -> bool:
+    """Whether the text of all tokens is known, and how to carry it on."""
+    if _kept_back(ask, sampling) is None:
+        return False
+    if ask.shown or _open_tokens(ask, sampling) == 0:
+        return True
+    text = text_of(ask).strip()
+    return bool(text) and (len(text) >= TELLING or not _shows_ids(ask, sampling))
+
+
+def seam_of(ask: Ask, sampling: dict[str, Any]) -> Seam:
+    """How to carry on from what is written."""
+    kept_back, stop = _kept_back(ask, sampling) or "", stop_strings(sampling)
+    text, open_tokens = text_of(ask) + kept_back, _open_tokens(ask, sampling)
+    repeated = 0
+    if sampling.get("temperature") == 0:
+        repeated = (open_tokens if text else len(ask.token_ids)) or 0
+        repeated = repeated if repeated <= MAX_REPEATED else 0
+    clean = open_tokens == 0 or repeated > 0
+    if clean:
+        bridge = not is_safe(text, stop)
+    else:
+        bridge = ask.cut or bool(stop or open_tokens) or len(text.strip()) < TELLING
+    ask.cut = False
+    return Seam(text, kept_back, len(ask.token_ids), clean, bridge, repeated)
+
+
+def bridging(ask: Ask, rest: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
+    """The sampling `rest` of what is missing, made that of a bridge where `ask.seam` is one."""
+    seam: Seam = ask.seam
+    seam.left = rest["max_tokens"] - seam.repeated
+    if not seam.bridge:
+        return rest
+    bridge = rest | {"max_tokens": seam.repeated + 1, "stop": []}
+    if rest.get("min_tokens"):
+        bridge["min_tokens"] = min(rest["min_tokens"], seam.repeated + 1)
+    return bridge
+
+
+def wants_texts(ask: Ask, sampling: dict[str, Any], abilities: Abilities) -> bool:
+    """Whether log-probabilities must tell the tokens' texts, though nobody asked for them."""
+    if _shows_ids(ask, sampling):
+        return False
+    if ask.seam is not None and ask.seam.bridge:
+        return True
+    return held_back(sampling) > 0 and (ask.streamed or not abilities.abort_path)
+
+
+def is_safe(text: str, stop: list[str]) -> bool:
+    """Whether no stop string can have begun in `text`."""
+    return not any(
+        text.endswith(string[:length]) for string in stop for length in range(1, len(string))
+    )
+
+
+def joined(ask: Ask, delta: Delta, sampling: dict[str, Any]) -> Delta | None:
+    """An event of an attempt that carries on, as if there were no seam; None: it told nothing new.
+
+    Sets `ask.cut` where another request shall go on.
+    """
+    seam: Seam | None = ask.seam
+    if seam is None:
+        return delta
+    if seam.repeated:
+        delta = _without_repeated(seam, delta)
+    elif not (seam.clean or seam.opened):
+        delta = _without_prompt(ask, seam, delta)
+    if seam.bridge:
+        delta = _bridged(ask, seam, delta, sampling)
+    elif not (seam.clean or seam.opened) and delta.finish_reason is None:
+        ask.cut = True  # the first token has no text: it may be a part of a character
+    if not (delta.token_ids or delta.text or delta.finish_reason):
+        return None
+    if seam.kept_back:
+        rest = {**delta.rest, AHEAD: True}
+        delta, seam.kept_back = replace(delta, text=seam.kept_back + delta.text, rest=rest), ""
+    return delta
+
+
+def _open_tokens(ask: Ask, sampling: dict[str, Any]) -> int | None:
+    """Tokens at the end that are a part of a character; None: unknown."""
+    count = 0
+    for delta in reversed(ask.deltas):
+        if not delta.token_ids:
+            continue
+        texts = logprobs.texts_of(delta.logprobs)
+        if texts is None:
+            own = delta.rest.get(LEVEL) == BRIDGED or not held_back(sampling)
+            return count if len(delta.token_ids) == 1 and delta.text and own else None
+        for text in reversed(texts):
+            if text:
+                return count
+            count += 1
+    return count
+
+
+def _without_repeated(seam: Seam, delta: Delta) -> Delta:
+    dropped = min(seam.repeated, len(delta.token_ids))
+    seam.repeated -= dropped
+    return replace(
+        delta,
+        token_ids=delta.token_ids[dropped:],
+        logprobs=logprobs.without_first(delta.logprobs, dropped),
+    )
+
+
+def _without_prompt(ask: Ask, seam: Seam, delta: Delta) -> Delta:
+    """Takes the prompt and the text so far out of a first text, if they are in it.
+
+    The text of the token itself tells that, where it is known: a part of a character alone is no
+    text at all, or begins with a replacement character.
+    """
+    text = delta.text
+    if not text:
+        return delta
+    seam.opened = True
+    texts = logprobs.texts_of(delta.logprobs)
+    own = texts[0] if texts is not None and len(texts) == 1 else None
+    if own and not own.startswith(REPLACEMENT):
+        return delta
+    single = len(delta.token_ids) == 1
+    if own is None and not _is_of_all(text, seam.text, ask.body.get("prompt"), single=single):
+        return delta
+    new = text[_end_of_known(text, seam.text, ask.body.get("prompt"), own, single=single) :]
+    told = logprobs.with_first_text(delta.logprobs, new) if single else delta.logprobs
+    return replace(delta, text=new, logprobs=told)
+
+
+def _is_of_all(text: str, before: str, prompt: Any, *, single: bool) -> bool:
+    """Whether a text whose tokens' own texts are not known is that of everything."""
+    if isinstance(prompt, str) and text.startswith(prompt + before):
+        return True
+    if single and len(text) > LONGEST_TOKEN:
+        return True
+    return len(before.strip()) >= TELLING and before in text
+
+
+def _end_of_known(text: str, before: str, prompt: Any, own: str | None, *, single: bool) -> int:
+    """Where the new text begins in a text of everything: there is some."""
+    if isinstance(prompt, str) and text.startswith(prompt + before):
+        return min(len(prompt) + len(before), len(text) - 1)
+    most = len(text) - max(len(own or ""), 1)
+    if not before:
+        return most
+    # a single token adds little after the last place; several may repeat the text so far
+    place = text.rfind(before, 0, most) if single else text.find(before)
+    return most if place < 0 else place + len(before)
+
+
+def _bridged(ask: Ask, seam: Seam, delta: Delta, sampling: dict[str, Any]) -> Delta:
+    """Looks for stop strings after a bridge's token, and goes on."""
+    known = len(seam.text)
+    seam.text += delta.text
+    written = len(ask.token_ids) + len(delta.token_ids)
+    finish_reason, stop_reason = delta.finish_reason, delta.stop_reason
+    rest, found = {**delta.rest, LEVEL: BRIDGED}, None
+    if written > (sampling.get("min_tokens") or 0):
+        found = _stop_in(seam.text, known, stop_strings(sampling))
+    if found is not None:
+        finish_reason, (stop_reason, end) = "stop", found
+        if not sampling.get("include_stop_str_in_output"):
+            end -= len(stop_reason)
+        rest[DROPPED] = len(seam.text) - end
+    elif finish_reason == "length" and seam.left > written - seam.tokens:
+        ask.cut, finish_reason = True, None
+    return replace(delta, finish_reason=finish_reason, stop_reason=stop_reason, rest=rest)
+
+
+def _shows_ids(ask: Ask, sampling: dict[str, Any]) -> bool:
+    """Whether alternatives are told by their ids, which no request tells together with texts."""
+    top = sampling.get("top_logprobs") or sampling.get("logprobs") or 0
+    return bool(ask.body.get("return_tokens_as_token_ids")) and top is not True and top > 0
+
+
+def _kept_back(ask: Ask, sampling: dict[str, Any]) -> str | None:
+    """Text that the last engine kept back; None: it is not known.
+
+    The tokens' own texts tell it if they make up the text so far, and lack exactly as many
+    characters as an engine keeps back.
+    """
+    hold = held_back(sampling)
+    if not hold or not ask.deltas or LEVEL in ask.deltas[-1].rest:
+        return ""
+    texts: list[str] = []
+    for delta in ask.deltas:
+        own = logprobs.texts_of(delta.logprobs)
+        if own is None and delta.token_ids:
+            return None
+        texts += own or ()
+    known, full = text_of(ask), "".join(texts)
+    before = 0 if ask.seam is None else len(ask.seam.text)
+    lacking = min(hold, len(full) - before)
+    lacked = full[len(known) :]
+    fits = full.startswith(known) and len(lacked) == lacking and REPLACEMENT not in lacked
+    return lacked if fits else None
+
+
+def _stop_in(text: str, known: int, stop: list[str]) -> tuple[str, int] | None:
+    """The stop string that ends first after `known` characters, and its end."""
+    found: tuple[str, int] | None = None
+    for string in stop:
+        place = text.find(string, max(known - len(string) + 1, 0))
+        if place >= 0 and (found is None or place + len(string) < found[1]):
+            found = string, place + len(string)
+    return found

@@ -1,0 +1,110 @@
+"""HTTP to engines: kept connections for speed, and a new one wherever a kept one may be the fault.
+
+A server closes kept connections when it likes, after an error even at once, and a request may cross
+that on its way.  So a request whose kept connection breaks before any answer goes out once more, on
+a new connection; what breaks there is the server's doing.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+
+import aiohttp
+from yarl import URL
+
+from steersman.mechanisms.http_vllm.ask import Answer
+from steersman.mechanisms.http_vllm.settings import HttpSettings
+
+KEEP_ALIVE_S = 3.0
+"""Below the five seconds after which a vLLM server closes an idle connection."""
+LOOK_S = 5.0
+"""Patience for what is answered without the model: metrics, health, lists."""
+
+_BROKEN = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+
+
+class Wire:
+    """Shared by the engines of one fleet."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
+
+        def session(*, kept: bool) -> aiohttp.ClientSession:
+            connector = aiohttp.TCPConnector(
+                limit=0,
+                force_close=not kept,
+                keepalive_timeout=KEEP_ALIVE_S if kept else None,
+                ssl=settings.verify_tls,
+            )
+            return aiohttp.ClientSession(
+                connector=connector,
+                headers=headers,
+                timeout=timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("Accept-Encoding", "User-Agent"),
+                auto_decompress=False,
+            )
+
+        self._kept, self._fresh = session(kept=True), session(kept=False)
+
+    async def open(
+        self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The head of an answer, to be read on by the caller; raises `aiohttp.ClientError`."""
+        try:
+            return await self._kept.request(
+                method, url, data=body, headers=headers, allow_redirects=False
+            )
+        except aiohttp.ClientConnectorError:
+            raise
+        except _BROKEN:
+            return await self._fresh.request(
+                method, url, data=body, headers=headers, allow_redirects=False
+            )
+
+    async def call(
+        self,
+        method: str,
+        url: URL,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = LOOK_S,
+    ) -> Answer:
+        """A whole answer, on a new connection; raises `aiohttp.ClientError` or `TimeoutError`."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with self._fresh.request(
+            method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+        ) as response:
+            return await whole(response)
+
+    async def look(self, url: URL, timeout_s: float = LOOK_S) -> bytes | None:
+        """The body of a page that is asked for again and again; None: there is no such page."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with self._kept.get(url, timeout=timeout, allow_redirects=False) as response:
+            body = await response.read()
+            return body if response.status == 200 else None
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        for session in (self._kept, self._fresh):
+            with suppress(aiohttp.ClientError, OSError):
+                await session.close()
+
+    async def __aenter__(self) -> "Wire":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def whole(response: aiohttp.ClientResponse) -> Answer:
+    """Everything of an answer."""
+    body = await response.read()
+    content_type = response.headers.get("Content-Type", "application/json")
+    return Answer(response.status, body, content_type)

@@ -1,0 +1,151 @@
+"""What a gateway adds, measured against the engines alone and against a public peer, in one run.
+
+    python tests/benchmarks/gateway_load.py [--peer vllm-router] [--rounds 5] [--json]
+
+Two fake engines (one process each: 100 tokens in half a second, whatever the load) are asked
+directly, through `steersman serve`, and through a peer if one is named.  Rounds alternate, so that
+each figure has its pair in the same round; medians over rounds are printed.  `added` is the
+difference of the quantiles to asking directly.  Not a test: a shared machine makes p99 what it
+likes.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+HERE = Path(__file__).resolve().parents[1]
+BODY = {"model": "fake-model", "prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True}
+TICK_S = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def process(command: Sequence[str], url: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of its own, up when it is yielded; `url`, or the first line it prints."""
+    out = subprocess.DEVNULL if url else subprocess.PIPE
+    server = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, text=True)
+    try:
+        if not url:
+            assert server.stdout is not None
+            url = next(word for word in server.stdout.readline().split() if "://" in word)
+        for _ in range(300):
+            try:
+                urlopen(url + "/health", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield server, url.rstrip(".,")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def load(urls: Sequence[str], concurrency: int, seconds: float) -> dict[str, Any]:
+    """One measurement."""
+    command = [sys.executable, str(HERE / "support/load.py"), *urls, "--body", json.dumps(BODY)]
+    command += ["--open", str(concurrency), "--seconds", str(seconds), "--warm", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICK_S
+
+
+def rss_mib(pid: int) -> float:
+    """Its resident memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def measure(peer: str, rounds: int, seconds: float, serve: Sequence[str]) -> dict[str, Any]:
+    """All figures, by number of open requests and target."""
+    with ExitStack() as stack:
+        fake = [sys.executable, str(HERE / "support/fake_vllm.py"), "--port", "0"]
+        fake += ["--token-s", "0.005", "--max-num-seqs", "1024"]
+        engines = [stack.enter_context(process(fake))[1] for _ in range(2)]
+        ours, our_url = stack.enter_context(
+            process(["steersman", "serve", "--engines", *engines, "--port", "0", *serve])
+        )
+        targets: dict[str, tuple[int, list[str]]] = {
+            "direct": (0, engines),
+            "steersman": (ours.pid, [our_url]),
+        }
+        if peer:
+            port = random.randint(20000, 40000)
+            command = [peer, "--worker-urls", *engines, "--port", str(port), "--policy"]
+            command += ["round_robin", "--host", "127.0.0.1", "--log-level", "error"]
+            router, url = stack.enter_context(process(command, f"http://127.0.0.1:{port}"))
+            targets["peer"] = router.pid, [url]
+        found: dict[str, Any] = {}
+        for concurrency in (256, 512):
+            runs: dict[str, list[dict[str, Any]]] = {name: [] for name in targets}
+            for turn in range(rounds):
+                names = list(targets)
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    pid, urls = targets[name]
+                    before_s = cpu_s(pid) if pid else 0.0
+                    run = load(urls, concurrency, seconds)
+                    used_s = cpu_s(pid) - before_s if pid else 0.0
+                    run["cpu_ms"] = 1e3 * used_s / max(run["answered"], 1)
+                    run["rss_mib"] = rss_mib(pid) if pid else 0.0
+                    runs[name].append(run)
+            found[str(concurrency)] = {name: compared(runs, name) for name in targets}
+    return found
+
+
+def compared(runs: dict[str, list[dict[str, Any]]], name: str) -> dict[str, float]:
+    """Medians over rounds, paired with asking directly."""
+    pairs = list(zip(runs[name], runs["direct"], strict=True))
+    return {
+        "added_p50_ms": statistics.median(a["p50_ms"] - b["p50_ms"] for a, b in pairs),
+        "added_p99_ms": statistics.median(a["p99_ms"] - b["p99_ms"] for a, b in pairs),
+        "throughput_ratio": statistics.median(a["per_s"] / b["per_s"] for a, b in pairs),
+        "per_s": statistics.median(a["per_s"] for a, _ in pairs),
+        "failures": sum(a["failures"] for a, _ in pairs),
+        "cpu_ms_per_request": statistics.median(a["cpu_ms"] for a, _ in pairs),
+        "rss_mib": max(a["rss_mib"] for a, _ in pairs),
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer", default="", help="command of a vllm-router to compare with")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("serve", nargs="*", help="KEY=VALUE for steersman serve")
+    args = parser.parse_args(arguments)
+    if args.peer and shutil.which(args.peer) is None:
+        parser.error(f"there is no command {args.peer!r}")
+    with tempfile.TemporaryDirectory():
+        found = measure(args.peer, args.rounds, args.seconds, args.serve)
+    if args.json:
+        print(json.dumps(found, indent=1))  # noqa: T201
+        return
+    for concurrency, targets in found.items():
+        print(f"{concurrency} open requests")  # noqa: T201
+        for name, figures in targets.items():
+            row = "  ".join(f"{key} {value:9.3f}" for key, value in figures.items())
+            print(f"  {name:10} {row}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
