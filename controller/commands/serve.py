@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from steersman.estimators.errors import InvalidInputError
 
@@ -126,7 +126,6 @@ def _http_fleet(urls: list[str], config: "Config") -> "Attach":
 
 def _ray_fleet(args: argparse.Namespace) -> "Attach":
     from steersman.controller.gateway.clock import PausableClock
-    from steersman.mechanisms.http_vllm.fleet import HttpFleet
 
     try:
         from steersman.mechanisms.ray_vllm.fleet import RayVllmFleet
@@ -134,9 +133,9 @@ def _ray_fleet(args: argparse.Namespace) -> "Attach":
     except ImportError as error:
         raise InvalidInputError(f"--ray needs Ray and vLLM (steersman[fleet]): {error}") from error
 
-    async def attach(clock: PausableClock) -> HttpFleet:
+    async def attach(clock: PausableClock) -> ServedRayFleet:
         fleet = await RayVllmFleet.attach(args.replicas, args.namespace, args.ray)
-        return cast(HttpFleet, ServedRayFleet(fleet, fleet.address))  # the same surface
+        return ServedRayFleet(fleet, fleet.address)
 
     return attach
 

@@ -23,6 +23,7 @@ from steersman.controller.gateway.keys import DESK, RETRIES, SETTINGS
 from steersman.controller.gateway.question import Question
 from steersman.controller.gateway.retries import Reply, Retries, RetryKey
 from steersman.controller.gateway.room import OverloadedError
+from steersman.controller.gateway.security import error_response
 from steersman.controller.gateway.settings import GatewayConfig
 from steersman.controller.gateway.shadow import path_of
 from steersman.estimators.errors import InvalidInputError
@@ -70,16 +71,16 @@ async def answer(request: web.Request) -> web.StreamResponse:
     try:
         question = question_of(request, raw, desk)
     except InvalidInputError as error:
-        return refusal(400, str(error), "BadRequestError")
+        return error_response(400, str(error))
     retries, key = request.app[RETRIES], RetryKey.of(request.headers, path_of(request), raw)
     try:
         earlier = None if question.streamed else retries.find(key)
         if earlier is None:
             desk.begin(question)
     except InvalidInputError as error:
-        return refusal(422, str(error), "UnprocessableEntityError")
+        return error_response(422, str(error))
     except OverloadedError as error:
-        return refusal(error.status, str(error), "Overloaded", retry_after_s=error.retry_after_s)
+        return error_response(error.status, str(error), {"Retry-After": str(error.retry_after_s)})
     if question.streamed:
         return await _stream(request, question, desk)
     if earlier is not None:
@@ -189,18 +190,6 @@ async def _send(response: web.StreamResponse, question: Question, desk: Desk) ->
 async def _give_up(app: web.Application) -> None:
     """Nobody will ask for what is still under way."""
     await app[RETRIES].close()
-
-
-def refusal(status: int, why: str, kind: str, retry_after_s: int | None = None) -> web.Response:
-    """An error of the gateway's own, in the engines' form."""
-    error = {"message": why, "type": kind, "param": None, "code": status}
-    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode({"error": error}),
-        content_type="application/json",
-        headers=headers,
-    )
 
 
 def _relayed(answer: Answer) -> Reply:

@@ -37,7 +37,7 @@ from steersman.estimators.lifecycle import CorrectnessClass, Disposition, Phase
 from steersman.estimators.observation import TrainerSignal
 from steersman.mechanisms.execution import Execution, ToEnd
 from steersman.mechanisms.http_vllm.ask import Abilities, Answer, Ask, Delta
-from steersman.mechanisms.http_vllm.fleet import HttpFleet
+from steersman.mechanisms.http_vllm.contract import ServedFleet
 
 _ABANDON = ToEnd(Disposition.ABANDONED)
 _CUT = ToEnd(Disposition.STOPPED, CorrectnessClass.EMPIRICAL)
@@ -50,7 +50,7 @@ class Desk:
 
     def __init__(
         self,
-        fleet: HttpFleet,
+        fleet: ServedFleet,
         controller: Controller,
         settings: GatewayConfig,
         *,
@@ -188,9 +188,7 @@ class Desk:
     def weights_changed(self, weight_version: int | None) -> None:
         """New weights are on every living engine; None: the trainer gave them no number."""
         version = self.pace.weights_changed(weight_version)
-        for info in self.fleet.replicas:
-            if self.fleet.is_alive(info.name):
-                self.fleet.set_weight_version(info.name, version)
+        self.fleet.expect_weights(version)
         self.trace.write(
             records.WeightsPushed(t_s=self.now_s(), weight_version=version, seconds=0.0)
         )

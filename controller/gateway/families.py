@@ -18,6 +18,9 @@ from steersman.mechanisms.http_vllm.ask import Ask
 LINGER_S = 5.0
 """A group stays open for siblings so long after its last member ended: a trainer sends a group's
 requests within milliseconds, agents within seconds."""
+MAX_MEMBERS = 512
+"""A group is kept until all of it has ended.  One prompt that is always in flight must not grow one
+group for ever; groups of trainers have 4 to 64 members."""
 MAX_LINGERING = 4096
 """Groups without a running member that are kept, whatever their age: each holds some kB."""
 
@@ -35,7 +38,7 @@ class Families:
         """A trajectory for each of the asks, in the group of that prompt."""
         key = told.group, prompt
         group = self._groups.get(key)
-        if group is None or group.step != step:
+        if group is None or group.step != step or len(group.slots) >= MAX_MEMBERS:
             group = self._ledger.admit(
                 Prompt(prompt, ()),
                 size=0,

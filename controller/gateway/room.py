@@ -4,7 +4,7 @@ from collections import deque
 
 from steersman.controller.gateway.settings import GatewayConfig
 from steersman.estimators.errors import SteersmanError
-from steersman.mechanisms.http_vllm.fleet import HttpFleet
+from steersman.mechanisms.http_vllm.contract import ServedFleet
 
 REMEMBERED_ENDS = 256
 """By which the present pace is told: some seconds of a busy fleet."""
@@ -23,7 +23,7 @@ class OverloadedError(SteersmanError):
 class Room:
     """Bounds what is open at once."""
 
-    def __init__(self, fleet: HttpFleet, settings: GatewayConfig) -> None:
+    def __init__(self, fleet: ServedFleet, settings: GatewayConfig) -> None:
         self._fleet, self._settings = fleet, settings
         self._ends: deque[float] = deque(maxlen=REMEMBERED_ENDS)
 

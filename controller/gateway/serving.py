@@ -28,14 +28,14 @@ from steersman.controller.gateway.shadow import PORTS
 from steersman.controller.gateway.tracing import configured_spans
 from steersman.controller.trace.writer import NoTrace, TraceWriter
 from steersman.estimators.errors import InvalidInputError
-from steersman.mechanisms.http_vllm.fleet import HttpFleet
+from steersman.mechanisms.http_vllm.contract import ServedFleet
 
 COLLECT_AT = (50_000, 20, 50)
 """New objects, and visits, after which each generation is looked at: a few hundred requests."""
 BACKLOG = 4096
 """Connections that wait to be taken: a step's requests come at once.  Linux's own limit."""
 
-Attach = Callable[[PausableClock], Awaitable[HttpFleet]]
+Attach = Callable[[PausableClock], Awaitable[ServedFleet]]
 
 log = logging.getLogger(__name__)
 

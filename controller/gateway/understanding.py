@@ -77,7 +77,7 @@ class Understanding:
 
     def _complete(self, names: Iterable[str], version: int | None) -> None:
         """New weights are complete on these engines."""
-        names = set(names)
+        names, fleet = set(names), self._desk.fleet
         if not names:
             return
         untouched = names.isdisjoint(self._touched)
@@ -86,7 +86,10 @@ class Understanding:
         if version is not None:
             self._version = version
             for name in names:
-                self._desk.fleet.set_weight_version(name, version)
+                fleet.set_weight_version(name, version)
+        for name in names:
+            if fleet.engine(name).stale:  # it was away when the others were given theirs
+                fleet.set_weight_version(name, self._desk.pace.weight_version)
         if not self._completed.issuperset(self.living()):
             return
         self._completed.clear()
@@ -99,12 +102,12 @@ class Understanding:
     def living(self) -> list[str]:
         """Engines that answer."""
         fleet = self._desk.fleet
-        return [info.name for info in fleet.replicas if fleet.is_alive(info.name)]
+        return [info.name for info in fleet.replicas if fleet.engine(info.name).alive]
 
     def dead(self) -> list[str]:
         """Engines that do not."""
         fleet = self._desk.fleet
-        return [info.name for info in fleet.replicas if not fleet.is_alive(info.name)]
+        return [info.name for info in fleet.replicas if not fleet.engine(info.name).alive]
 
 
 def _sleeps_on(answer: Answer) -> bool:

@@ -81,7 +81,7 @@ class Dialect(Protocol):
         is told only once (`prompt_token_ids`, `frame`).
 
         To be called until the stream's `[DONE]`: usage and fingerprint come after the last token.
-        After each call whose delta was taken, `ask.ended` and `ask.cut` say whether to leave now.
+        Where it sets `ask.cut`, the stream is left once the delta was taken.
         """
 
     def resumable(self, ask: "Ask") -> bool:
@@ -128,12 +128,9 @@ class Ask:
     """Its client has seen some of it."""
     restarts: int = 0
     """Times it began again because it could not be carried on."""
-    ended: Delta | None = None
-    """Set by a dialect that saw the end itself (a stop string across two engines' texts): the
-    engine need not write on; the delta is to be taken."""
     cut: bool = False
-    """Set by a dialect: end this attempt here (as an abort), to go on in another one; `resume`
-    takes it back."""
+    """Set by a dialect: end this request here, and go on with `resume` in another one of the same
+    attempt; `resume` takes it back."""
     seam: Any = None
     """Note of its dialect: how the present attempt carries on."""
 
@@ -175,5 +172,5 @@ class Ask:
         self.restarts += bool(self.deltas)
         self.deltas.clear()
         self.token_ids.clear()
-        self.answer = self.ended = self.seam = None
+        self.answer = self.seam = None
         self.cut = False

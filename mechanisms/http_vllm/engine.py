@@ -28,7 +28,7 @@ from steersman.mechanisms.fleet import (
 from steersman.mechanisms.http_vllm.aborts import Aborts
 from steersman.mechanisms.http_vllm.ask import Abilities, Answer, Ask
 from steersman.mechanisms.http_vllm.errand import Errand, Place
-from steersman.mechanisms.http_vllm.probe import Found, probe
+from steersman.mechanisms.http_vllm.probe import FIRST_TOKEN_S, Found, probe
 from steersman.mechanisms.http_vllm.scrape import Counters, read_page
 from steersman.mechanisms.http_vllm.settings import HttpSettings
 from steersman.mechanisms.http_vllm.wire import LOOK_S, Wire
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 HEALTH_S = 2.0
 """For an engine to say that it is well; a busy server that takes longer is not called dead."""
-FIRST_TOKEN_S = 10.0
-"""For a stalled engine to write one token as a sign that it is back."""
 
 TRIES, BETWEEN_TRIES_S = 2, 0.05
 """A server in the middle of something may drop one connection."""
@@ -64,6 +62,8 @@ class Engine:
         self.alive = found is not None
         self.paused = False
         self.weight_version = 0
+        self.stale = False
+        """It came back without weights that the others were given meanwhile."""
         self.models: list[dict[str, Any]] = []
         self.abilities = Abilities()
         self.info = ReplicaInfo(name=name)
@@ -77,7 +77,9 @@ class Engine:
         self._watcher: asyncio.Task[None] | None = None
         self._heard_s = self._looked_s = clock()
         self._quiet_s = 0.0
-        self._stalled = False
+        self._stalled = self._missed = False
+        self._expected: int | None = None
+        """Version that all engines were last given; None: none was since this was attached."""
         self._away = ""
         self._born_s = 0.0
         self._accept(like if found is None else found)
@@ -184,6 +186,21 @@ class Engine:
                 tasks.append(errand.task)
         self.alive = False
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def given(self, weight_version: int) -> None:
+        """It has these weights."""
+        was_stale, self.weight_version = self.stale, weight_version
+        self.stale = self._missed = False
+        if was_stale:
+            self._changed()
+
+    def expect(self, weight_version: int) -> None:
+        """All engines that live have these weights now."""
+        self._expected = weight_version
+        if self.alive:
+            self.given(weight_version)
+        else:
+            self._missed = True
 
     def pause(self, paused: bool) -> None:
         """A paused engine does not stall."""
@@ -306,8 +323,10 @@ class Engine:
         born_s = self._born_s
         await self._look()
         self._accept(found)
-        if found.weight_version is None and (self._born_s != born_s or not born_s):
+        born_anew = self._born_s != born_s or not born_s
+        if found.weight_version is None and born_anew:
             self.weight_version = 0  # a new process has the weights it was started with
+        self._judge_weights(found.weight_version, born_anew)
         self.alive, self._stalled, self._quiet_s, self._away = True, False, 0.0, ""
         self._heard_s = self._looked_s = self._clock()
         log.warning("engine %s (%s) is back", self.info.name, self.url)
@@ -318,6 +337,20 @@ class Engine:
         if why != self._away:
             log.warning("engine %s (%s) stays away: it %s", self.info.name, self.url, why)
         self._away = why
+
+    def _judge_weights(self, told: int | None, born_anew: bool) -> None:
+        expected = self._expected
+        if expected is None or not (self._missed or born_anew):
+            return
+        if told is not None and told >= expected:
+            return
+        self.stale = True
+        log.warning(
+            "engine %s came back without weight version %d: nothing is placed there until it is "
+            "given weights, or says with /update_weight_version that it has them",
+            self.info.name,
+            expected,
+        )
 
     async def _writes(self) -> bool:
         body = {"model": self.abilities.model, "prompt": [1], "max_tokens": 1}

@@ -102,13 +102,17 @@ class Errand:
     async def _carry(self) -> tuple[EndReason, str]:
         place, ask = self.place, self.ask
         try:
-            method, url, body, headers = self._request()
-            async with await place.wire.open(method, url, body, headers) as self._response:
-                if self._response.status >= HTTPStatus.BAD_REQUEST:
-                    raise RefusedError(await whole(self._response))
-                if ask.dialect is None:
-                    return await self._relay(self._response)
-                return await self._read(self._response)
+            while True:
+                method, url, body, headers = self._request()
+                async with await place.wire.open(method, url, body, headers) as self._response:
+                    if self._response.status >= HTTPStatus.BAD_REQUEST:
+                        raise RefusedError(await whole(self._response))
+                    if ask.dialect is None:
+                        return await self._relay(self._response)
+                    end = await self._read(self._response)
+                if not ask.cut or self.aborted:
+                    return end
+                self._events = Events()  # its dialect goes on in another request
         except RefusedError as error:
             return await self._refused(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -131,10 +135,12 @@ class Errand:
         """Until `[DONE]`; what the engine says after its last token is waited for only a moment."""
         pieces, done = response.content, False
         try:
-            while not done and not self._leaves:
-                patience_s = None if self.natural is None else LAST_WORDS_S
-                async with asyncio.timeout(patience_s):
+            while not done and not self.ask.cut:
+                if self.natural is None:
                     piece = await pieces.readany()
+                else:
+                    async with asyncio.timeout(LAST_WORDS_S):
+                        piece = await pieces.readany()
                 if not piece:
                     break
                 done = self._feed(piece)
@@ -153,18 +159,13 @@ class Errand:
             return EndReason.ABORT, ""
         return EndReason.ERROR, "its answer ended before it was complete"
 
-    @property
-    def _leaves(self) -> bool:
-        """Whether its dialect has seen enough, whatever the engine would still write."""
-        return self.ask.cut or self.ask.ended is not None
-
     def _feed(self, piece: bytes) -> bool:
         """Whether the answer is complete."""
         for payload in self._events.feed(piece):
             if payload == DONE:
                 return True
             self._take(_decode(payload))
-            if self._leaves:
+            if self.ask.cut:
                 break
         self.attempt.generated_tokens = len(self.ask.token_ids) - self.start
         return False
@@ -179,10 +180,6 @@ class Errand:
         delta = ask.dialect.read(ask, event)
         if delta is not None:
             self._note(delta)
-        if ask.ended is not None and ask.ended is not delta:
-            self._note(ask.ended)
-        if ask.ended is not None and self.natural is None:
-            self.natural = EndReason.STOP
 
     def _note(self, delta: Delta) -> None:
         ask = self.ask

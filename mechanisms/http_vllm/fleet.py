@@ -101,7 +101,9 @@ class HttpFleet:
         return engine
 
     def is_alive(self, replica: str) -> bool:
-        return self._engines[replica].alive
+        """Whether it answers, with the weights that all others have."""
+        engine = self._engines[replica]
+        return engine.alive and not engine.stale
 
     def stats(self, replica: str) -> ReplicaStats:
         return self._engines[replica].stats()
@@ -151,7 +153,13 @@ class HttpFleet:
 
     def set_weight_version(self, name: str, weight_version: int) -> None:
         """The trainer has loaded new weights there."""
-        self.engine(name).weight_version = weight_version
+        self.engine(name).given(weight_version)
+
+    def expect_weights(self, weight_version: int) -> None:
+        """The trainer has loaded new weights on every engine that lives; one that is away gets
+        nothing to do when it comes back, until it has them too."""
+        for engine in self._engines.values():
+            engine.expect(weight_version)
 
     async def close(self) -> None:
         """Leave the engines as they are; attempts still running end as lost."""

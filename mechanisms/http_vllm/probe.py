@@ -1,7 +1,9 @@
-"""What an engine is found to offer, without asking it to write anything.
+"""What an engine is found to offer.
 
 Whether a route is there is asked with the wrong method: a route that exists answers 405.  (With the
-right one, an empty request to abort would abort everything.)
+right one, an empty request to abort would abort everything.)  Whether it splits chats into
+reasoning and content is in its configuration; where it does not tell that, it is asked for one
+token, whose usage says so.
 """
 
 import asyncio
@@ -16,6 +18,8 @@ from steersman.estimators.errors import FleetError
 from steersman.mechanisms.http_vllm.ask import Abilities
 from steersman.mechanisms.http_vllm.wire import Wire
 
+FIRST_TOKEN_S = 10.0
+"""For one token of an engine that may be busy."""
 _TELLS_TOKEN_IDS = (0, 10, 2)
 """First vLLM version with `return_token_ids`."""
 
@@ -54,14 +58,18 @@ async def probe(wire: Wire, base: URL) -> Found:
     first = next((card for card in models if not card.get("parent")), models[0])
     config = (server or {}).get("vllm_config")
     config = config if isinstance(config, dict) else {}
+    name = str(first.get("id", ""))
+    reasons = bool(_told(config, "structured_outputs_config", "reasoning_parser"))
+    if not config:
+        reasons = await _reasons(wire, base, name)
     return Found(
         Abilities(
             generate=generate,
             token_ids=_version(version) >= _TELLS_TOKEN_IDS,
-            reasoning_parser=bool(_told(config, "structured_outputs_config", "reasoning_parser")),
+            reasoning_parser=reasons,
             abort_path=_abort_path(abort, developer and dev_abort),
             developer=developer,
-            model=str(first.get("id", "")),
+            model=name,
             max_model_len=int(first.get("max_model_len") or 0),
         ),
         models,
@@ -91,6 +99,26 @@ async def _models(wire: Wire, base: URL) -> list[dict[str, Any]]:
     except (msgspec.DecodeError, KeyError, TypeError):
         pass
     raise FleetError(f"{base}/v1/models lists no model: is it a vLLM server?")
+
+
+async def _reasons(wire: Wire, base: URL, model: str) -> bool:
+    """Whether it counts reasoning tokens; an engine that does not answer may."""
+    messages = [{"role": "user", "content": "."}]
+    body = {"model": model, "messages": messages, "max_tokens": 1}
+    try:
+        answer = await wire.call(
+            "POST",
+            base / "v1/chat/completions",
+            msgspec.json.encode(body),
+            {"Content-Type": "application/json"},
+            timeout_s=FIRST_TOKEN_S,
+        )
+        usage = msgspec.json.decode(answer.body).get("usage")
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return True
+    except (msgspec.DecodeError, AttributeError):
+        return False
+    return isinstance(usage, dict) and usage.get("completion_tokens_details") is not None
 
 
 async def _has(wire: Wire, url: URL) -> bool:

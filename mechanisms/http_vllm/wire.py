@@ -27,7 +27,10 @@ class Wire:
     """Shared by the engines of one fleet."""
 
     def __init__(self, settings: HttpSettings) -> None:
-        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        # told here, aiohttp need not work them out for each request
+        headers = {"Accept-Encoding": "identity", "User-Agent": "steersman"}
+        if settings.api_key:
+            headers["Authorization"] = f"Bearer {settings.api_key}"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
 
         def session(*, kept: bool) -> aiohttp.ClientSession:
@@ -42,7 +45,6 @@ class Wire:
                 headers=headers,
                 timeout=timeout,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("Accept-Encoding", "User-Agent"),
                 auto_decompress=False,
             )
 

@@ -6,15 +6,14 @@ wrote at its end.  Weights and pauses go over Ray, from the trainer itself; it m
 its version with `/update_weight_version`.
 """
 
-import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from steersman.estimators.errors import UnknownNameError
+from steersman.estimators.errors import FleetError, UnknownNameError
 from steersman.mechanisms.execution import attempt_sampling
 from steersman.mechanisms.fleet import (
     Attempt,
@@ -22,6 +21,8 @@ from steersman.mechanisms.fleet import (
     AttemptRequest,
     EndReason,
     Fleet,
+    LogprobProbe,
+    NamedTensors,
     ReplicaInfo,
     ReplicaStats,
     Sampling,
@@ -50,13 +51,15 @@ class RayEngine:
     paused: bool = False
     weight_version: int = 0
     gauges: dict[str, float] = field(default_factory=dict)
+    alive: bool = True
+    stale: bool = False
 
 
 class ServedRayFleet:
     """The surface of `HttpFleet` over another fleet, which it closes."""
 
     def __init__(self, fleet: "RayVllmFleet | Fleet", address: str) -> None:
-        self._fleet = fleet
+        self._fleet, self.changed = fleet, fleet.changed
         self._engines = {
             info.name: RayEngine(
                 info.name,
@@ -65,11 +68,6 @@ class ServedRayFleet:
             )
             for info in fleet.replicas
         }
-
-    @property
-    def changed(self) -> asyncio.Event:
-        """Set whenever an attempt ended or a replica died."""
-        return self._fleet.changed
 
     @property
     def replicas(self) -> Sequence[ReplicaInfo]:
@@ -88,6 +86,7 @@ class ServedRayFleet:
         """The replica of that name."""
         if (engine := self._engines.get(name)) is None:
             raise UnknownNameError("engine", name, self._engines)
+        engine.alive = self._fleet.is_alive(name)
         return engine
 
     def set_paused(self, name: str, paused: bool) -> None:
@@ -97,6 +96,11 @@ class ServedRayFleet:
     def set_weight_version(self, name: str, weight_version: int) -> None:
         """The trainer has loaded new weights there."""
         self.engine(name).weight_version = weight_version
+
+    def expect_weights(self, weight_version: int) -> None:
+        """The trainer has loaded new weights everywhere."""
+        for engine in self._engines.values():
+            engine.weight_version = weight_version
 
     def start(self, replica: str, request: AttemptRequest) -> Attempt:
         """Begin an attempt with the tokens of its ask."""
@@ -130,6 +134,16 @@ class ServedRayFleet:
     def speculate(self, attempt: Attempt, draft_tokens: int) -> None:
         """Draft so many tokens for this attempt."""
         self._fleet.speculate(attempt, draft_tokens)
+
+    async def update_weights(
+        self, tensors: NamedTensors, weight_version: int, probes: Iterable[LogprobProbe] = ()
+    ) -> float | None:
+        """The trainer does that itself."""
+        raise FleetError("engines on Ray get their weights from the trainer itself")
+
+    async def score(self, replica: str, token_ids: list[int]) -> list[float]:
+        """The replica's log-probabilities of a sequence."""
+        return await self._fleet.score(replica, token_ids)
 
     async def request(
         self,
@@ -191,13 +205,10 @@ def _take(ask: Ask, attempt: Attempt) -> None:
     """What an attempt wrote is the ask's, before anybody hears of the end."""
     end = attempt.end
     assert end is not None
-    finish, done = FINISH.get(end.reason), len(ask.token_ids)
+    finish = FINISH.get(end.reason)
     if not end.tokens and finish is None:
         return
-    spans = [
-        {"version": str(span.weight_version), "start": done + span.start, "end": done + span.end}
-        for span in end.spans
-    ]
+    _note_spans(ask, end)
     ask.take(
         Delta(
             end.tokens,
@@ -205,9 +216,23 @@ def _take(ask: Ask, attempt: Attempt) -> None:
             finish_reason=finish,
             stop_reason=_stop_reason(ask, end),
             weight_version=end.spans[-1].weight_version if end.spans else None,
-            rest={SPANS: spans},
         )
     )
+
+
+def _note_spans(ask: Ask, end: AttemptEnd) -> None:
+    """Add those of the attempt to the ask's, before it takes the tokens."""
+    start, joined = len(ask.token_ids), ask.frame.setdefault(SPANS, [])
+    if not start:
+        joined.clear()
+    for span in end.spans:
+        version = str(span.weight_version)
+        if joined and joined[-1]["version"] == version:
+            joined[-1]["end"] = start + span.end
+        else:
+            joined.append(
+                {"version": version, "start": start + span.start, "end": start + span.end}
+            )
 
 
 def _logprobs(ask: Ask, end: AttemptEnd) -> dict[str, Any] | None:

@@ -15,6 +15,12 @@ DONE = b"data: [DONE]\n\n"
 NO_DETAILS: dict[str, Any] = {"prompt_tokens_details": None, "completion_tokens_details": None}
 """As answers in one piece have them."""
 
+NO_PROMPT_DETAILS: dict[str, Any] = {
+    "cached_tokens": None,
+    "created_cache_tokens": None,
+    "multimodal_tokens": None,
+}
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -93,7 +99,10 @@ def total_counts(question: Question) -> dict[str, Any]:
 
 def whole_usage(question: Question) -> dict[str, Any]:
     """The usage as an answer in one piece has it."""
-    return NO_DETAILS | total_counts(question)
+    usage = NO_DETAILS | total_counts(question)
+    if (details := usage["prompt_tokens_details"]) is not None:
+        usage["prompt_tokens_details"] = NO_PROMPT_DETAILS | details
+    return usage
 
 
 def metrics_of(question: Question) -> Any:
@@ -150,11 +159,36 @@ class Progress:
         return text[:size]
 
 
-def progress_of(question: Question, index: int, sampling: dict[str, Any]) -> Progress:
-    """Of ask `index`."""
-    if question.notes is None:
-        question.notes = {}
-    progress: Progress | None = question.notes.get(index)
-    if progress is None:
-        progress = question.notes[index] = Progress(held_back(sampling))
-    return progress
+@dataclass(slots=True)
+class Stream:
+    """How far the stream of an answer is; `Question.notes`."""
+
+    head: dict[str, Any]
+    """Fields that every chunk has."""
+    progress: dict[int, Progress]
+    """By the number of the ask."""
+
+    def of(self, index: int, sampling: dict[str, Any]) -> Progress:
+        """Of ask `index`."""
+        progress = self.progress.get(index)
+        if progress is None:
+            progress = self.progress[index] = Progress(held_back(sampling))
+        return progress
+
+
+def stream_of(question: Question, kind: str) -> Stream:
+    """To be called when some ask has written."""
+    stream: Stream | None = question.notes
+    if stream is None:
+        stream = question.notes = Stream(head_of(question, kind), {})
+    return stream
+
+
+def head_of(question: Question, kind: str) -> dict[str, Any]:
+    """Fields that answers of OpenAI's APIs begin with."""
+    return {
+        "id": question.public_id,
+        "object": kind,
+        "created": created(question),
+        "model": model_of(question),
+    }

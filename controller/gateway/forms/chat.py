@@ -7,8 +7,9 @@ from steersman.controller.gateway.forms import answers, asking, fields
 from steersman.controller.gateway.question import Form, Question
 from steersman.mechanisms.http_vllm.ask import Abilities, Ask, Delta
 from steersman.mechanisms.http_vllm.dialects import CHAT_PATH
-from steersman.mechanisms.http_vllm.dialects.chat import CHAT
+from steersman.mechanisms.http_vllm.dialects.chat import CHAT, SILENT
 
+KIND = "chat.completion.chunk"
 UNBOUNDED = 32_768
 """Tokens that an answer may have at most where nobody says how many."""
 
@@ -62,6 +63,7 @@ class _Chat:
         n = 1 if n is None else n
         if (
             abilities.reasoning_parser
+            or not abilities.token_ids
             or "messages" not in body
             or not fields.understood(body, FIELDS)
             or not fields.samples_alike(body, n)
@@ -78,7 +80,7 @@ class _Chat:
         body = question.body
         ids = bool(body.get("return_token_ids"))
         role = answers.frame_value(question, "role") or "assistant"
-        answer = _head(question, "chat.completion") | {
+        answer = answers.head_of(question, "chat.completion") | {
             "choices": [_choice(index, ask, role, ids) for index, ask in enumerate(question.asks)],
             "service_tier": None,
             "system_fingerprint": answers.fingerprint(question),
@@ -99,31 +101,35 @@ class _Chat:
 
     def chunk(self, question: Question, index: int, delta: Delta, first: bool) -> list[bytes]:
         ask, body = question.asks[index], question.body
-        events = _roles(question) if question.notes is None else []
-        progress = answers.progress_of(question, index, ask.body)
+        begins = question.notes is None
+        stream = answers.stream_of(question, KIND)
+        events = _roles(question, stream.head) if begins else []
+        progress = stream.of(index, ask.body)
         finish_reason = answers.finish_of(delta)
         text = progress.release(delta, ends=finish_reason is not None)
-        if not (delta.token_ids or text or finish_reason):
+        silent = SILENT in delta.rest and not text
+        of_use = not silent or body.get("return_token_ids") or body.get("logprobs")
+        if not (finish_reason or text or (delta.token_ids and of_use)):
             return events
         choice: dict[str, Any] = {
             "index": index,
-            "delta": {"content": text},
+            "delta": {} if silent else {"content": text},
             "logprobs": _logprobs([delta], ask),
             "finish_reason": finish_reason,
         }
         if finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
         choice["token_ids"] = delta.token_ids if body.get("return_token_ids") else None
-        chunk = _head(question, "chat.completion.chunk") | {"choices": [choice]}
+        chunk = stream.head | {"choices": [choice]}
         at_end, in_chunks = fields.wants_usage(body)
-        if finish_reason is not None and not at_end and (told := answers.fingerprint(question)):
-            chunk["system_fingerprint"] = told
+        if finish_reason is not None and not at_end and "system_fingerprint" in ask.frame:
+            chunk["system_fingerprint"] = ask.frame["system_fingerprint"]
         if in_chunks:
             chunk["usage"] = answers.counts(ask.prompt_tokens, progress.tokens) | NO_REASONING
         return [*events, answers.event(chunk)]
 
     def closing(self, question: Question) -> list[bytes]:
-        return answers.closing(question, _head(question, "chat.completion.chunk"))
+        return answers.closing(question, answers.head_of(question, KIND))
 
 
 def _ask(
@@ -141,7 +147,7 @@ def _ask(
         max_tokens=most or UNBOUNDED,
         streamed=streamed,
         # a completion tells ids or texts of the alternatives, where a chat tells both
-        continuable=abilities.token_ids and fields.continuable(body) and bool(most) and not texts,
+        continuable=fields.continuable(body) and bool(most) and not texts,
         estimated_prompt_tokens=asking.guess(sum(map(_size, body["messages"]))),
     )
 
@@ -153,24 +159,21 @@ def _size(message: dict[str, Any]) -> int:
     return sum(len(part["text"].encode()) for part in content)
 
 
-def _head(question: Question, kind: str) -> dict[str, Any]:
-    return {
-        "id": question.public_id,
-        "object": kind,
-        "created": answers.created(question),
-        "model": answers.model_of(question),
-    }
-
-
 def _prompt_ids(question: Question) -> list[int] | None:
     known = (ask.prompt_token_ids for ask in question.asks if ask.prompt_token_ids is not None)
     return next(known, None)
 
 
-def _roles(question: Question) -> list[bytes]:
+def _roles(question: Question, head: dict[str, Any]) -> list[bytes]:
     """The first chunk of each choice, sent as soon as an engine has begun with any."""
-    body, prompt_ids = question.body, _prompt_ids(question)
+    body = question.body
     role = answers.frame_value(question, "role") or "assistant"
+    rest: dict[str, Any] = {
+        "prompt_token_ids": _prompt_ids(question) if body.get("return_token_ids") else None,
+        "prompt_text": answers.frame_value(question, "prompt_text"),
+    }
+    if fields.wants_usage(body)[1]:
+        rest["usage"] = answers.counts(answers.prompt_tokens(question), 0) | NO_REASONING
     events = []
     for index in range(len(question.asks)):
         choice = {
@@ -179,14 +182,7 @@ def _roles(question: Question) -> list[bytes]:
             "logprobs": None,
             "finish_reason": None,
         }
-        chunk = _head(question, "chat.completion.chunk") | {
-            "choices": [choice],
-            "prompt_token_ids": prompt_ids if body.get("return_token_ids") else None,
-            "prompt_text": answers.frame_value(question, "prompt_text"),
-        }
-        if fields.wants_usage(body)[1]:
-            chunk["usage"] = answers.counts(question.asks[0].prompt_tokens, 0) | NO_REASONING
-        events.append(answers.event(chunk))
+        events.append(answers.event(head | {"choices": [choice]} | rest))
     return events
 
 

@@ -11,6 +11,7 @@ from steersman.mechanisms.http_vllm.dialects import COMPLETIONS_PATH
 from steersman.mechanisms.http_vllm.dialects.completions import COMPLETIONS
 from steersman.mechanisms.http_vllm.dialects.logprobs import with_ids
 
+KIND = "text_completion"
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, and vLLM's."""
 
@@ -44,6 +45,7 @@ class _Completions:
         prompts, n = prompts_of(body.get("prompt")), body.get("n", 1)
         if (
             prompts is None
+            or not abilities.token_ids
             or not fields.understood(body, FIELDS)
             or len(prompts) * n > fields.MAX_ASKS
             or not fields.samples_alike(body, n)
@@ -53,19 +55,12 @@ class _Completions:
         own, asks = asking.own_fields(body), []
         streamed = body.get("stream") is True
         for prompt in prompts:
-            asks += [
-                _ask(one, prompt, headers, abilities, streamed=streamed)
-                for one in asking.seeded(own, n)
-            ]
+            asks += [_ask(one, prompt, headers, streamed=streamed) for one in asking.seeded(own, n)]
         return asks, [index // n for index in range(len(asks))]
 
     def whole(self, question: Question) -> bytes:
         ids = bool(question.body.get("return_token_ids"))
-        answer = {
-            "id": question.public_id,
-            "object": "text_completion",
-            "created": answers.created(question),
-            "model": answers.model_of(question),
+        answer = answers.head_of(question, KIND) | {
             "choices": [_choice(index, ask, ids) for index, ask in enumerate(question.asks)],
             "service_tier": None,
             "system_fingerprint": answers.fingerprint(question),
@@ -83,12 +78,13 @@ class _Completions:
 
     def chunk(self, question: Question, index: int, delta: Delta, first: bool) -> list[bytes]:
         ask, body = question.asks[index], question.body
-        progress = answers.progress_of(question, index, ask.body)
+        stream = answers.stream_of(question, KIND)
+        progress = stream.of(index, ask.body)
         finish_reason, ids = answers.finish_of(delta), body.get("return_token_ids")
         text = progress.release(delta, ends=finish_reason is not None)
         if not (delta.token_ids or text or finish_reason):
             return []
-        chunk = _head(question) | {
+        chunk = stream.head | {
             "choices": [
                 {
                     "index": index,
@@ -102,21 +98,20 @@ class _Completions:
             ]
         }
         at_end, in_chunks = fields.wants_usage(body)
-        if finish_reason is not None and not at_end and (told := answers.fingerprint(question)):
-            chunk["system_fingerprint"] = told
+        if finish_reason is not None and not at_end and "system_fingerprint" in ask.frame:
+            chunk["system_fingerprint"] = ask.frame["system_fingerprint"]
         if in_chunks:
             chunk["usage"] = answers.counts(ask.prompt_tokens, progress.tokens)
         return [answers.event(chunk)]
 
     def closing(self, question: Question) -> list[bytes]:
-        return answers.closing(question, _head(question))
+        return answers.closing(question, answers.head_of(question, KIND))
 
 
 def _ask(
     body: dict[str, Any],
     prompt: str | list[int],
     headers: Mapping[str, str],
-    abilities: Abilities,
     *,
     streamed: bool,
 ) -> Ask:
@@ -128,22 +123,13 @@ def _ask(
         headers=headers,
         max_tokens=DEFAULT_MAX_TOKENS if told is None else told,
         streamed=streamed,
-        continuable=abilities.token_ids and fields.continuable(body),
+        continuable=fields.continuable(body),
     )
     if isinstance(prompt, str):
         ask.estimated_prompt_tokens = asking.guess(len(prompt.encode()))
     else:
         ask.prompt_token_ids = prompt
     return ask
-
-
-def _head(question: Question) -> dict[str, Any]:
-    return {
-        "id": question.public_id,
-        "object": "text_completion",
-        "created": answers.created(question),
-        "model": answers.model_of(question),
-    }
 
 
 def _choice(index: int, ask: Ask, ids: bool) -> dict[str, Any]:

@@ -94,7 +94,8 @@ class _Generate:
     def chunk(self, question: Question, index: int, delta: Delta, first: bool) -> list[bytes]:
         ask, body = question.asks[index], question.body
         opened = question.notes is not None
-        progress = answers.progress_of(question, index, ask.body["sampling_params"])
+        stream = answers.stream_of(question, "")
+        progress = stream.of(index, ask.body["sampling_params"])
         finish_reason = answers.finish_of(delta)
         text = progress.release(delta, ends=finish_reason is not None)
         if not (delta.token_ids or text or finish_reason):

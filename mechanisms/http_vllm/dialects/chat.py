@@ -15,6 +15,9 @@ from steersman.mechanisms.http_vllm.dialects.upstream import SAMPLING_FIELDS, re
 
 KEPT = (*SAMPLING_FIELDS, "model", "priority", "cache_salt", "session_id", "stream_options")
 """Fields that mean the same to a completion."""
+SILENT = "silent"
+"""Key of `Delta.rest`: a parser on the engine took the text, or had none; without token ids and
+log-probabilities there would have been no chunk."""
 
 
 class _Chat:
@@ -50,7 +53,10 @@ class _Chat:
         if "role" in message:
             ask.frame.setdefault("role", message["role"])
         text = message.get("content") or ""
-        return delta_of(ask, choice, text, choice.get("logprobs"), ask.body)
+        delta = delta_of(ask, choice, text, choice.get("logprobs"), ask.body)
+        if delta is not None and "content" not in message:
+            delta = replace(delta, rest={**delta.rest, SILENT: True})
+        return delta
 
     def resumable(self, ask: Ask) -> bool:
         return ask.prompt_token_ids is not None and resumable(ask, ask.body)

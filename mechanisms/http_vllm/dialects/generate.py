@@ -16,15 +16,12 @@ from steersman.mechanisms.http_vllm.dialects.seam import (
     stop_strings,
     wants_texts,
 )
-from steersman.mechanisms.http_vllm.dialects.upstream import (
-    PROGRESS_TOKENS,
-    carried_on,
-    request,
-)
+from steersman.mechanisms.http_vllm.dialects.upstream import PROGRESS_TOKENS, carried_on, request
+from steersman.mechanisms.http_vllm.probe import as_version
 
 SPANS = "weight_versions"
 """Key of `Delta.rest`: spans of an attempt's tokens and their weight versions, told at its end; and
-of `Ask.frame`: those of all attempts, counted from the answer's first token."""
+of `Ask.frame`: those of all attempts.  Counted from the answer's first token."""
 
 
 class _Generate:
@@ -51,12 +48,18 @@ class _Generate:
             return None
         choice, sampling = choices[0], ask.body["sampling_params"]
         delta = delta_of(ask, choice, choice.get("text") or "", choice.get("logprobs"), sampling)
-        spans = choice.get(SPANS)
-        if spans:
-            _join(ask, spans)
-        if delta is None or spans is None:
+        if choice.get(SPANS) is None:
             return delta
-        return replace(delta, weight_version=_number_of(spans), rest={**delta.rest, SPANS: spans})
+        start = 0 if ask.seam is None else ask.seam.start
+        spans = [
+            span | {"start": span["start"] + start, "end": span["end"] + start}
+            for span in choice[SPANS]
+        ]
+        ask.frame[SPANS] = _joined(ask.frame.get(SPANS, ()), spans)
+        if delta is None:
+            return None
+        version = as_version(spans[-1]["version"]) if spans else None
+        return replace(delta, weight_version=version, rest={**delta.rest, SPANS: spans})
 
     def resumable(self, ask: Ask) -> bool:
         sampling = ask.body["sampling_params"]
@@ -81,25 +84,20 @@ class _Generate:
         return request(ask, GENERATE_PATH, body, attempt_id, f"generate-tokens-{attempt_id}")
 
 
-def _join(ask: Ask, spans: Sequence[dict[str, Any]]) -> None:
-    """Add those of the present attempt."""
-    start = 0 if ask.seam is None else ask.seam.start
-    joined: list[dict[str, Any]] = ask.frame.setdefault(SPANS, [])
-    for span in spans:
-        span = span | {"start": span["start"] + start, "end": span["end"] + start}
+def _joined(
+    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Spans of one answer; tokens that came again are in both."""
+    joined = list(before)
+    for span in after:
         if joined and joined[-1]["end"] >= span["start"]:
             last = joined[-1]
             if last["version"] == span["version"]:
                 joined[-1] = last | {"end": span["end"]}
                 continue
-            span["start"] = last["end"]
+            span = span | {"start": last["end"]}
         joined.append(span)
-
-
-def _number_of(spans: Sequence[dict[str, Any]]) -> int | None:
-    """The last span's version, where the trainer numbers them."""
-    label = str(spans[-1]["version"]) if spans else ""
-    return int(label) if label.isdecimal() else None
+    return joined
 
 
 GENERATE: Dialect = _Generate()

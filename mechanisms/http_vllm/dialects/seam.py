@@ -187,7 +187,7 @@ def _open_tokens(ask: Ask, sampling: dict[str, Any]) -> int | None:
             own = delta.rest.get(LEVEL) == BRIDGED or not held_back(sampling)
             return count if len(delta.token_ids) == 1 and delta.text and own else None
         for text in reversed(texts):
-            if text:
+            if text and not text.endswith(REPLACEMENT):
                 return count
             count += 1
     return count

@@ -3,12 +3,8 @@
 from typing import Any
 
 from steersman.mechanisms.fleet import AttemptRequest
-from steersman.mechanisms.http_vllm.ask import Abilities, Ask, Delta
-from steersman.mechanisms.http_vllm.dialects import (
-    COMPLETIONS_PATH,
-    GENERATE_PATH,
-    logprobs,
-)
+from steersman.mechanisms.http_vllm.ask import Abilities, Ask
+from steersman.mechanisms.http_vllm.dialects import COMPLETIONS_PATH, GENERATE_PATH
 from steersman.mechanisms.http_vllm.dialects.completions import COMPLETIONS
 from steersman.mechanisms.http_vllm.dialects.generate import GENERATE
 
@@ -47,8 +43,3 @@ def ask_of(request: AttemptRequest, abilities: Abilities, model: str) -> Ask:
         max_tokens=request.max_tokens,
         prompt_token_ids=request.token_ids,
     )
-
-
-def token_logprobs(delta: Delta) -> list[float]:
-    """Log-probability of each of its tokens; empty where none were asked for."""
-    return logprobs.values_of(delta.logprobs)

@@ -31,6 +31,7 @@ class FakeEngine:
     calls: list[tuple[str, str, Any]] = field(default_factory=list)
     params: list[tuple[str, str]] = field(default_factory=list)
     alive: bool = True
+    stale: bool = False
     paused: bool = False
     weight_version: int = 0
     abilities: Abilities = field(default_factory=lambda: Abilities(developer=True))

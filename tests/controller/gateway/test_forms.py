@@ -11,6 +11,7 @@ from steersman.controller.gateway.forms.fields import MAX_ASKS
 from steersman.controller.gateway.identity import Told
 from steersman.controller.gateway.question import Question
 from steersman.mechanisms.http_vllm.ask import Abilities, Ask, Delta
+from steersman.mechanisms.http_vllm.dialects.chat import SILENT
 from steersman.mechanisms.http_vllm.dialects.seam import ABORTED, AHEAD, DROPPED, LEVEL
 
 ABILITIES = Abilities(generate=True, abort_path="/abort", model="tiny", max_model_len=1024)
@@ -93,6 +94,14 @@ def test_a_chat_is_left_to_an_engine_that_tells_reasoning_apart() -> None:
     assert ask.dialect is None
 
 
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, TEXT), (CHAT, TALK)])
+def test_an_engine_that_tells_no_token_ids_answers_for_itself(
+    path: str, body: dict[str, Any]
+) -> None:
+    (ask,), _ = asks_of(path, body, Abilities(token_ids=False, max_model_len=1024))
+    assert ask.dialect is None
+
+
 def test_the_gateway_s_own_field_is_not_sent_on() -> None:
     body = TEXT | {"echo": True}
     raw = msgspec.json.encode(body | {"steersman": True})
@@ -159,12 +168,11 @@ def test_an_answer_of_the_gateway_s_own_ids_and_info() -> None:
 
 def chunks_of(question: Question, deltas: list[Delta]) -> list[dict[str, Any]]:
     assert question.form is not None
-    chunks: list[dict[str, Any]] = []
+    events: list[bytes] = []
     for number, delta in enumerate(deltas):
         question.asks[0].take(delta)
-        for event in question.form.chunk(question, 0, delta, number == 0):
-            chunks.append(msgspec.json.decode(event.removeprefix(b"data: "))["choices"][0])
-    return chunks
+        events += question.form.chunk(question, 0, delta, number == 0)
+    return [msgspec.json.decode(event.removeprefix(b"data: "))["choices"][0] for event in events]
 
 
 def test_a_client_does_not_see_the_abort_of_one_attempt() -> None:
@@ -183,6 +191,26 @@ def test_what_may_become_a_stop_string_is_not_shown_after_a_seam_either() -> Non
     ]
     chunks = chunks_of(question, deltas)
     assert [chunk["text"] for chunk in chunks] == ["one two", "", " "]
+
+
+def test_the_prompt_of_all_choices_is_counted_by_the_first_that_is_written() -> None:
+    told = {"include_usage": True, "continuous_usage_stats": True}
+    body = TALK | {"stream": True, "n": 2, "temperature": 1.0, "stream_options": told}
+    question = question_of(CHAT, body)
+    question.asks[1].prompt_token_ids = [1, 2, 3, 4, 5]
+    question.asks[1].take(Delta([6], "b"))
+    assert question.form is not None
+    events = question.form.chunk(question, 1, question.asks[1].deltas[0], True)
+    chunks = [msgspec.json.decode(event.removeprefix(b"data: ")) for event in events]
+    assert [chunk["usage"]["prompt_tokens"] for chunk in chunks] == [5, 5, 5]
+
+
+def test_what_a_parser_on_the_engine_took_makes_no_chunk_of_its_own() -> None:
+    question = question_of(CHAT, TALK | {"stream": True})
+    deltas = [Delta([5], "a"), Delta([6], rest={SILENT: True})]
+    deltas.append(Delta([7], finish_reason="stop", rest={SILENT: True}))
+    chunks = chunks_of(question, deltas)[1:]
+    assert [chunk["delta"] for chunk in chunks] == [{"content": "a"}, {}]
 
 
 def test_a_stream_tells_the_role_of_every_choice_first() -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.fake_model import encode, reference, text_of
 from support.gateway import Gateway, gateway
 
+from steersman.controller.gateway.families import MAX_MEMBERS
 from steersman.controller.trace import records
 from steersman.estimators.lifecycle import Phase
 from steersman.mechanisms.execution import ToParking
@@ -357,3 +358,14 @@ async def test_rewards_make_groups_that_teach_nothing_known() -> None:
         assert "trajectory 99" in answer["error"]["message"]
         assert (await gate.post("/steersman/rewards", {"reward": 1}))[0] == 400
         assert len([r for r in gate.trace.records if isinstance(r, records.Rewarded)]) == 2
+
+
+async def test_a_prompt_that_is_always_in_flight_does_not_keep_everything_that_ended() -> None:
+    async with gateway(2, token_s=SLOW) as gate:
+        asking = asyncio.create_task(gate.post(COMPLETIONS, asks(3000)))
+        await until(gate, 1)
+        for _ in range(MAX_MEMBERS // 64 + 1):
+            await gate.post(COMPLETIONS, asks(1, n=64))
+        assert sorted(len(g.slots) for g in gate.desk.ledger.groups.values()) == [64, 513]
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

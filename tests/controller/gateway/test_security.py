@@ -187,6 +187,7 @@ async def test_a_page_of_another_site_cannot_make_a_browser_steer() -> None:
         own = str(client._base_url).rstrip("/")
         assert await status(client, "POST", "/pause", {"Origin": "http://evil.example"}) == 403
         assert await status(client, "POST", "/pause", {"Origin": "null"}) == 403
+        assert await status(client, "POST", "/pause", {"Origin": "http://["}) == 403
         assert await status(client, "POST", "/pause", {"Origin": own}) == 200
 
 

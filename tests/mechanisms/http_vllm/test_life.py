@@ -314,3 +314,20 @@ def _open_files() -> int:
 
 def _of_the_fakes() -> set["asyncio.Task[object]"]:
     return {task for task in asyncio.all_tasks() if "RequestHandler" in repr(task)}
+
+
+async def test_an_engine_that_missed_new_weights_gets_nothing_until_it_has_them() -> None:
+    plain = FakeVllm(dev=False)
+    async with FakeVllm() as other, plain as url:
+        fleet = await HttpFleet.attach([url, other], HttpSettings(scrape_s=0.02, revive_s=0.02))
+        fleet.expect_weights(7)
+        await plain.down()
+        await until(lambda: not fleet.engine("engine-0").alive)
+        fleet.expect_weights(8)
+        await plain.up()
+        await until(lambda: fleet.engine("engine-0").alive)
+        assert not fleet.is_alive("engine-0")
+        assert fleet.is_alive("engine-1")
+        fleet.set_weight_version("engine-0", 8)
+        assert fleet.is_alive("engine-0")
+        await fleet.close()

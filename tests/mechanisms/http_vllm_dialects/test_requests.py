@@ -10,7 +10,7 @@ from steersman.mechanisms.http_vllm.ask import Abilities, Ask, Delta, Dialect, U
 from steersman.mechanisms.http_vllm.dialects.chat import CHAT
 from steersman.mechanisms.http_vllm.dialects.completions import COMPLETIONS
 from steersman.mechanisms.http_vllm.dialects.generate import GENERATE, SPANS
-from steersman.mechanisms.http_vllm.dialects.tokens import ask_of, token_logprobs
+from steersman.mechanisms.http_vllm.dialects.tokens import ask_of
 
 ABILITIES = Abilities(generate=True, abort_path="/abort", model="tiny", max_model_len=1024)
 CLOSING = Abilities(model="tiny", max_model_len=1024)
@@ -184,14 +184,3 @@ def test_tokens_of_this_process_are_asked_for_in_the_engine_s_best_way(generate:
     assert body["token_ids" if generate else "prompt"] == [4, 5]
     assert (told["max_tokens"], told["seed"], told["stop_token_ids"]) == (33, 8, [2])
     assert (told["logprobs"], body["priority"], ask.prompt_tokens) == (0, 1, 2)
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"token_logprobs": [-1.0, -2.0], "tokens": ["a", "b"]},
-        {"content": [{"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}]},
-    ],
-)
-def test_log_probabilities_are_read_in_either_form(told: dict[str, Any]) -> None:
-    assert token_logprobs(Delta([1, 2], logprobs=told)) == [-1.0, -2.0]
