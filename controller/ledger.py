@@ -156,7 +156,8 @@ class Ledger:
         self, group: GroupState, max_new_tokens: int, payloads: Sequence[Payload]
     ) -> list[Execution]:
         """One sample more for each of the payloads, whether the group is complete or not."""
-        first, group.size = group.size, group.size + len(payloads)
+        first = len(group.slots)  # more than its size where clients went away
+        group.size += len(payloads)
         self._board.grow_group(group.row, group.size)
         self._trace.write(
             records.GroupExtended(t_s=self.now_s(), group_id=group.group_id, size=group.size)

@@ -139,15 +139,11 @@ class Desk:
         question.unfinished = len(question.asks)
         self.tally.requests += 1
         self._taking_in = True
-        for prompt, name in enumerate(question.prompts):
-            pairs = zip(question.asks, question.group_of, strict=True)
-            asks = [ask for ask, of in pairs if of == prompt]
-            joined = self._families.join(told, name, asks, self.pace.step)
-            question.executions += joined
-            for execution, ask in zip(joined, asks, strict=True):
-                self._open[execution.spec.trajectory_id] = question, ask
-        self._place_at_once(question)
-        self._taking_in = False
+        try:
+            self._enter(question)
+            self._place_at_once(question)
+        finally:
+            self._taking_in = False
         if self.spans is not None:
             self.spans.begin(question)
         if self.ledger.waiting:
@@ -234,6 +230,16 @@ class Desk:
             )
         )
         self._resume_parked(f"step {self.pace.step} began")
+
+    def _enter(self, question: Question) -> None:
+        """A trajectory for each of its asks."""
+        for prompt, name in enumerate(question.prompts):
+            pairs = zip(question.asks, question.group_of, strict=True)
+            asks = [ask for ask, of in pairs if of == prompt]
+            joined = self._families.join(question.told, name, asks, self.pace.step)
+            question.executions += joined
+            for execution, ask in zip(joined, asks, strict=True):
+                self._open[execution.spec.trajectory_id] = question, ask
 
     def _place_at_once(self, question: Question) -> None:
         if self.loop.held:

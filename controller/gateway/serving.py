@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -32,6 +33,9 @@ from steersman.mechanisms.http_vllm.contract import ServedFleet
 
 COLLECT_AT = (50_000, 20, 50)
 """New objects, and visits, after which each generation is looked at: a few hundred requests."""
+SWITCH_S = 0.0005
+"""Longest wait of the event loop for a thread that computes; Python's own is 5 ms, more than a
+request should take."""
 BACKLOG = 4096
 """Connections that wait to be taken: a step's requests come at once.  Linux's own limit."""
 
@@ -94,6 +98,7 @@ async def serve(config: Config, attach: Attach, announce: Callable[[Opened], Non
                 opened = await _listen(runner, app, desk, tls)
                 stop = Stop()
                 calm_collector()
+                answer_first()
                 announce(opened)
                 await stop.asked.wait()
                 await _drain(desk, settings, stop)
@@ -115,6 +120,11 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AT)
+
+
+def answer_first() -> None:
+    """Let requests interrupt a decision, which is taken in a thread of its own."""
+    sys.setswitchinterval(SWITCH_S)
 
 
 def raise_open_files() -> None:

@@ -239,7 +239,7 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
         for place in (event, choice):
             if place.get("prompt_token_ids"):
                 so_far["prompt_token_ids"] = place["prompt_token_ids"]
-        if "role" in delta:
+        if delta.get("role"):
             so_far["role"] = event
         shape = [sorted(place.keys() - _SOMETIMES) for place in (event, choice, delta)]
         if shape not in so_far["shapes"]:

@@ -196,6 +196,21 @@ async def test_a_client_that_goes_away_has_its_request_aborted() -> None:
         assert gate.desk.ledger.counts().dispositions == {"abandoned": 1}
 
 
+async def test_siblings_of_requests_whose_clients_went_away_are_answered() -> None:
+    async with gateway(2, token_s=SLOW) as gate:
+        gone = [asyncio.create_task(gate.post(COMPLETIONS, asks(400))) for _ in range(3)]
+        await until(gate, 1)
+        for asking in gone[:2]:
+            asking.cancel()
+        while len(gate.desk.questions) > 1:
+            await asyncio.sleep(0.002)
+        answers = await asyncio.gather(*(gate.post(COMPLETIONS, asks(20)) for _ in range(3)))
+        assert [status for status, _ in answers] == [200] * 3
+        assert (await gone[2])[0] == 200
+        (group,) = gate.desk.ledger.groups.values()
+        assert (group.size, len(group.slots)) == (4, 6)
+
+
 async def test_requests_for_one_prompt_are_one_group_and_a_new_step_begins_others() -> None:
     async with gateway(2) as gate:
         for step in (0, 0, 1):

@@ -256,7 +256,7 @@ async def test_the_screen_shows_engines_trajectories_and_why(scene: Scene, tmp_p
         (folder / "top.svg").write_text(picture, encoding="utf-8")
     assert picture.startswith("<svg")
     assert "engine-3" in picture
-    assert "url(\"http" not in picture
+    assert 'url("http' not in picture
 
 
 async def test_arrows_choose_a_trajectory_and_tell_more_of_it(scene: Scene) -> None:
