@@ -9,7 +9,7 @@ with exactly `size` answers.  A complete group may grow by further samples befor
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from steersman.controller.board import (
     Board,
@@ -402,7 +402,9 @@ class Ledger:
                 correctness=execution.correctness.name.lower(),
                 weight=execution.weight,
                 generated_tokens=len(execution.tokens),
-                segments=[astuple(segment) for segment in execution.segments],
+                segments=[
+                    (s.weight_version, s.replica, s.start, s.end) for s in execution.segments
+                ],
                 moves=execution.moves,
                 deferred=execution.deferrals,
             )

@@ -6,8 +6,8 @@ aborted, unless a retry of it waits for the same answer.
 """
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -218,7 +218,7 @@ def _request_id(headers: Mapping[str, str], body: Any) -> str:
     told = headers.get("X-Request-Id")
     if told is None and isinstance(body, dict) and isinstance(body.get("request_id"), str):
         told = body["request_id"]
-    return told if told is not None else uuid.uuid4().hex
+    return told if told is not None else secrets.token_hex(16)
 
 
 def _prompt_names(told: Told, body: Any, prompts: int) -> list[str]:

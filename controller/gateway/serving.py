@@ -31,8 +31,9 @@ from steersman.controller.trace.writer import NoTrace, TraceWriter
 from steersman.estimators.errors import InvalidInputError
 from steersman.mechanisms.http_vllm.contract import ServedFleet
 
-COLLECT_AT = (50_000, 20, 50)
-"""New objects, and visits, after which each generation is looked at: a few hundred requests."""
+COLLECT_AT = (10_000, 50, 100)
+"""New objects, and visits, after which each generation is looked at: a hundred requests, in half a
+millisecond."""
 SWITCH_S = 0.0005
 """Longest wait of the event loop for a thread that computes; Python's own is 5 ms, more than a
 request should take."""

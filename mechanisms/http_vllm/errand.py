@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-import aiohttp
 import msgspec
 from yarl import URL
 
 from steersman.mechanisms.fleet import Attempt, AttemptEnd, EndReason, VersionSpan
 from steersman.mechanisms.http_vllm.ask import Abilities, Answer, Ask, Delta
+from steersman.mechanisms.http_vllm.connections import Response
 from steersman.mechanisms.http_vllm.dialects.logprobs import values_of
 from steersman.mechanisms.http_vllm.probe import as_version
 from steersman.mechanisms.http_vllm.sse import DONE, Events
@@ -84,7 +84,7 @@ class Errand:
     spans: list[VersionSpan] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     task: "asyncio.Task[tuple[EndReason, str]] | None" = None
-    _response: aiohttp.ClientResponse | None = None
+    _response: Response | None = None
     _events: Events = field(default_factory=Events)
 
     def begin(self) -> None:
@@ -115,7 +115,7 @@ class Errand:
                 self._events = Events()  # its dialect goes on in another request
         except RefusedError as error:
             return await self._refused(error)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (OSError, TimeoutError) as error:
             return await self._broken(error)
 
     def _request(self) -> tuple[str, URL, bytes, dict[str, str]]:
@@ -131,9 +131,9 @@ class Errand:
 
     # Reading
 
-    async def _read(self, response: aiohttp.ClientResponse) -> tuple[EndReason, str]:
+    async def _read(self, response: Response) -> tuple[EndReason, str]:
         """Until `[DONE]`; what the engine says after its last token is waited for only a moment."""
-        pieces, done = response.content, False
+        pieces, done = response, False
         try:
             while not done and not self.ask.cut:
                 if self.natural is None:
@@ -210,14 +210,14 @@ class Errand:
                 start = self.spans.pop().start
             self.spans.append(VersionSpan(version, start, end))
 
-    async def _relay(self, response: aiohttp.ClientResponse) -> tuple[EndReason, str]:
+    async def _relay(self, response: Response) -> tuple[EndReason, str]:
         """Send on an answer as it is: whole events of a stream, or everything at its end."""
         ask = self.ask
-        content_type = response.headers.get("Content-Type", "")
+        content_type = response.headers.get("content-type", "")
         if ask.on_event is None or not content_type.startswith("text/event-stream"):
             ask.answer = await whole(response)
             return EndReason.STOP, ""
-        while piece := await response.content.readany():
+        while piece := await response.readany():
             self.place.heard(None)
             if blocks := self._events.blocks(piece):
                 ask.shown = True
@@ -297,9 +297,11 @@ class Errand:
         return not ask.resumable or (ask.dialect is None and ask.shown)
 
 
-async def _read_out(pieces: aiohttp.StreamReader) -> None:
+async def _read_out(pieces: Response) -> None:
     """To the very end, which is due: then the connection can be used again."""
-    with suppress(TimeoutError, aiohttp.ClientError):
+    if pieces.at_eof():
+        return
+    with suppress(TimeoutError, OSError):
         async with asyncio.timeout(LAST_WORDS_S):
             while await pieces.readany():
                 pass

@@ -1,10 +1,10 @@
-"""HTTP to engines: kept connections for speed, and a new one wherever a kept one may be the fault.
+"""HTTP to engines: kept connections for requests, and new ones for what a kept one might spoil.
 
-A server closes kept connections when it likes, after an error even at once, and a request may cross
-that on its way.  So a request whose kept connection breaks before any answer goes out once more, on
-a new connection; what breaks there is the server's doing.
+Requests for output go over `connections`, which is made for them.  Everything else is rare and goes
+through aiohttp's client, on connections of its own.
 """
 
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -13,14 +13,13 @@ import aiohttp
 from yarl import URL
 
 from steersman.mechanisms.http_vllm.ask import Answer
+from steersman.mechanisms.http_vllm.connections import Connections, Response
 from steersman.mechanisms.http_vllm.settings import HttpSettings
 
 KEEP_ALIVE_S = 3.0
 """Below the five seconds after which a vLLM server closes an idle connection."""
 LOOK_S = 5.0
 """Patience for what is answered without the model: metrics, health, lists."""
-
-_BROKEN = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
 class Wire:
@@ -49,21 +48,16 @@ class Wire:
             )
 
         self._kept, self._fresh = session(kept=True), session(kept=False)
+        tls = ssl.create_default_context()
+        if not settings.verify_tls:
+            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        self._connections = Connections(headers, settings.connect_timeout_s, KEEP_ALIVE_S, tls)
 
     async def open(
         self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        """The head of an answer, to be read on by the caller; raises `aiohttp.ClientError`."""
-        try:
-            return await self._kept.request(
-                method, url, data=body, headers=headers, allow_redirects=False
-            )
-        except aiohttp.ClientConnectorError:
-            raise
-        except _BROKEN:
-            return await self._fresh.request(
-                method, url, data=body, headers=headers, allow_redirects=False
-            )
+    ) -> Response:
+        """The head of an answer, to be read on by the caller; raises `OSError`, `TimeoutError`."""
+        return await self._connections.request(method, url, body, headers)
 
     async def call(
         self,
@@ -89,6 +83,7 @@ class Wire:
 
     async def close(self) -> None:
         """Closes every connection."""
+        self._connections.close()
         for session in (self._kept, self._fresh):
             with suppress(aiohttp.ClientError, OSError):
                 await session.close()
@@ -105,8 +100,8 @@ class Wire:
         await self.close()
 
 
-async def whole(response: aiohttp.ClientResponse) -> Answer:
+async def whole(response: aiohttp.ClientResponse | Response) -> Answer:
     """Everything of an answer."""
     body = await response.read()
-    content_type = response.headers.get("Content-Type", "application/json")
+    content_type = response.headers.get("content-type", "application/json")
     return Answer(response.status, body, content_type)

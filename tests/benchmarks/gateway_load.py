@@ -82,7 +82,17 @@ def measure(peer: str, rounds: int, seconds: float, serve: Sequence[str]) -> dic
         fake += ["--token-s", "0.005", "--max-num-seqs", "1024"]
         engines = [stack.enter_context(process(fake))[1] for _ in range(2)]
         ours, our_url = stack.enter_context(
-            process([str(Path(sys.executable).with_name("steersman")), "serve", "--engines", *engines, "--port", "0", *serve])
+            process(
+                [
+                    str(Path(sys.executable).with_name("steersman")),
+                    "serve",
+                    "--engines",
+                    *engines,
+                    "--port",
+                    "0",
+                    *serve,
+                ]
+            )
         )
         targets: dict[str, tuple[int, list[str]]] = {
             "direct": (0, engines),

@@ -48,7 +48,7 @@ def test_a_request_has_the_attempt_s_name_and_the_client_s_headers() -> None:
     }
 
 
-@pytest.mark.parametrize(("streamed", "interval"), [(False, 32), (True, None)])
+@pytest.mark.parametrize(("streamed", "interval"), [(False, PROGRESS_TOKENS), (True, None)])
 def test_events_hold_many_tokens_unless_the_client_streams(
     streamed: bool, interval: int | None
 ) -> None:
