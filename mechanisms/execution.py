@@ -147,8 +147,9 @@ class Execution:
     @property
     def oldest_weight_version(self) -> int | None:
         """Version that wrote the first token, or is about to; None if it never ran."""
-        written = min((s.weight_version for s in self.segments), default=None)
-        return self.started_version if written is None else written
+        if not self.segments:
+            return self.started_version
+        return min(s.weight_version for s in self.segments)
 
     def place(self, replica: str) -> bool:
         """Start an attempt on `replica`.  False: it is not waiting, or the replica is gone."""

@@ -16,9 +16,10 @@ from steersman.mechanisms.execution import Execution
 from steersman.mechanisms.fleet import Fleet
 from steersman.policies.decision import Action, Decision
 
-BURST = 8
+BURST = 64
 """Placed at once within one coalescing window of the loop; more of them at once are a step's
-beginning, which is worth a decision."""
+beginning, which is worth a decision.  Where there is room for all, an order of theirs matters
+little, and engines whose answers end together bring a dozen at a time."""
 FULL = 0.9
 """KV usage beyond which an engine has no room: preemption is near."""
 MAX_SESSIONS = 65_536

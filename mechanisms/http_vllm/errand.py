@@ -164,9 +164,12 @@ class Errand:
         for payload in self._events.feed(piece):
             if payload == DONE:
                 return True
-            self._take(_decode(payload))
+            event = _decode(payload)
+            self._take(event)
             if self.ask.cut:
                 break
+            if self.natural is not None and not event.get("choices"):
+                return True  # the usage: nothing but `[DONE]` comes after it
         self.attempt.generated_tokens = len(self.ask.token_ids) - self.start
         return False
 

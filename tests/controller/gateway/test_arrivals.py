@@ -58,13 +58,13 @@ def test_lone_requests_go_where_the_fewest_are_in_flight() -> None:
 
 
 def test_a_burst_is_left_to_the_controller() -> None:
-    place = Place()
+    place = Place(max_num_seqs=2 * BURST)
     assert place.place(BURST + 1) == []
     assert place.ledger.waiting == BURST + 1
 
 
 def test_a_burst_that_comes_one_by_one_is_noticed() -> None:
-    place = Place()
+    place = Place(max_num_seqs=2 * BURST)
     assert all(place.place() for _ in range(BURST))
     assert place.place() == []
     place.later()

@@ -11,6 +11,7 @@ from steersman.mechanisms.http_vllm.dialects.chat import CHAT
 from steersman.mechanisms.http_vllm.dialects.completions import COMPLETIONS
 from steersman.mechanisms.http_vllm.dialects.generate import GENERATE, SPANS
 from steersman.mechanisms.http_vllm.dialects.tokens import ask_of
+from steersman.mechanisms.http_vllm.dialects.upstream import PROGRESS_TOKENS
 
 ABILITIES = Abilities(generate=True, abort_path="/abort", model="tiny", max_model_len=1024)
 CLOSING = Abilities(model="tiny", max_model_len=1024)
