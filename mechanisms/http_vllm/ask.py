@@ -10,6 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+TELLING = 16
+"""Characters of text by which it is recognized within a longer one.  Fewer are a handful of tokens,
+sooner written anew than told apart."""
+
+
+MAX_PARTS = 8
+"""Tokens without text, beyond which the answer has none: a character has four bytes at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
@@ -126,6 +134,8 @@ class Ask:
     """The same for what is sent on as it is and streamed: raw bytes."""
     shown: bool = False
     """Its client has seen some of it."""
+    characters: int = 0
+    """Of the text so far."""
     restarts: int = 0
     """Times it began again because it could not be carried on."""
     cut: bool = False
@@ -142,8 +152,14 @@ class Ask:
 
     @property
     def movable(self) -> bool:
-        """Also before its prompt's tokens are known: then it is asked anew."""
-        return self.continuable and self.dialect is not None
+        """Also before its prompt's tokens are known: then it is asked anew.
+
+        Not while its client has seen a few characters only: if the next one is half written, an
+        engine that goes on tells it together with all before it, and so few do not tell where.
+        """
+        textless = self.characters == 0 and len(self.token_ids) > MAX_PARTS
+        telling = not self.shown or textless or self.characters >= TELLING
+        return self.continuable and self.dialect is not None and telling
 
     @property
     def resumable(self) -> bool:
@@ -161,6 +177,7 @@ class Ask:
         """Something was written."""
         self.deltas.append(delta)
         self.token_ids += delta.token_ids
+        self.characters += len(delta.text)
         if self.streamed:
             self.shown = True
         if self.on_delta is not None:
@@ -172,5 +189,6 @@ class Ask:
         self.restarts += bool(self.deltas)
         self.deltas.clear()
         self.token_ids.clear()
+        self.characters = 0
         self.answer = self.seam = None
         self.cut = False

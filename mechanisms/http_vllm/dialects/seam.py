@@ -31,7 +31,7 @@ beginning of the next.  Then that first character is lost.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from steersman.mechanisms.http_vllm.ask import Abilities, Ask, Delta
+from steersman.mechanisms.http_vllm.ask import TELLING, Abilities, Ask, Delta
 from steersman.mechanisms.http_vllm.dialects import logprobs
 
 LEVEL = "level"
@@ -44,8 +44,6 @@ AHEAD = "ahead"
 """Key of `Delta.rest`: it has text that an engine would still keep back."""
 DROPPED = "dropped"
 """Key of `Delta.rest`: characters at the end of the text that turn out not to belong to it."""
-TELLING = 16
-"""Characters of text by which it is recognized within a longer one."""
 LONGEST_TOKEN = 128
 """Characters; a first text beyond it is not one token's."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
