@@ -159,7 +159,7 @@ class Board:
         if execution.phase is Phase.QUEUED:
             columns["queued_s"][row] = now_s
         payload = execution.spec.payload
-        if payload is not None and not payload.movable:
+        if payload is not None and payload.bound:
             columns["moved_s"][row] = np.inf
         return moves, deferrals
 

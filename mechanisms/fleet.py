@@ -71,9 +71,13 @@ class Payload(Protocol):
         """Length of the prompt, as well as it is known here (a text is tokenized elsewhere)."""
 
     @property
-    def movable(self) -> bool:
-        """Whether another replica can go on where this one stopped, without changing what is
+    def bound(self) -> bool:
+        """Whether no other replica can ever go on where one stopped, without changing what is
         sampled."""
+
+    @property
+    def movable(self) -> bool:
+        """Whether another one can now."""
 
     @property
     def restartable(self) -> bool:

@@ -15,10 +15,6 @@ TELLING = 16
 sooner written anew than told apart."""
 
 
-MAX_PARTS = 8
-"""Tokens without text, beyond which the answer has none: a character has four bytes at most."""
-
-
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What an engine was found to offer."""
@@ -115,6 +111,8 @@ class Ask:
     method: str = "POST"
     streamed: bool = False
     """The client wants what is written as it is written."""
+    textless: bool = False
+    """The client wants token ids only."""
     continuable: bool = True
     """Another engine can go on from its tokens; False: grammar, penalties and the like would start
     again."""
@@ -151,15 +149,20 @@ class Ask:
         return self.estimated_prompt_tokens if known is None else len(known)
 
     @property
+    def bound(self) -> bool:
+        """Nobody else can go on from its tokens."""
+        return not self.continuable or self.dialect is None
+
+    @property
     def movable(self) -> bool:
         """Also before its prompt's tokens are known: then it is asked anew.
 
-        Not while its client has seen a few characters only: if the next one is half written, an
-        engine that goes on tells it together with all before it, and so few do not tell where.
+        Not before its client, if it streams, has seen some characters: if the next one is half
+        written, an engine that goes on tells it together with all before it, and a few do not tell
+        where it begins.
         """
-        textless = self.characters == 0 and len(self.token_ids) > MAX_PARTS
-        telling = not self.shown or textless or self.characters >= TELLING
-        return self.continuable and self.dialect is not None and telling
+        telling = not self.streamed or self.textless or self.characters >= TELLING
+        return telling and not self.bound
 
     @property
     def resumable(self) -> bool:

@@ -139,6 +139,7 @@ def _ask(
         headers=headers,
         max_tokens=most,
         streamed=body.get("stream") is True,
+        textless=body.get("output_mode") != "text",
         continuable=fields.continuable(sampling) and not stop,
         prompt_token_ids=prompt,
         frame={"model": abilities.model},
