@@ -60,6 +60,7 @@ class ScenePayload:
     """Implements `Payload`."""
 
     prompt_tokens: int = PROMPT_TOKENS
+    bound: bool = False
     movable: bool = True
     restartable: bool = True
 
