@@ -11,14 +11,11 @@ With `set_pool`, the prompt policy of the configuration chooses which prompts, h
 each and how long they may be: `choose` is then the synchronous step, `admit` the stream.
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
-
-import msgspec
 
 from steersman.controller.core import Controller
 from steersman.controller.groups import GroupState
@@ -32,6 +29,7 @@ from steersman.controller.prompts.scoring import Scorer
 from steersman.controller.request import check_count, check_quality, check_request
 from steersman.controller.results import Counts, Group, Prompt
 from steersman.controller.rolling import Rolling
+from steersman.controller.steering import Steering, begin_run
 from steersman.controller.trace import records
 from steersman.controller.trace.writer import NoTrace, TraceWriter
 from steersman.estimators.errors import InvalidInputError
@@ -66,7 +64,7 @@ class RolloutSession:
         max_lag = controller.config.max_lag
         self._rolling = Rolling(fleet, self._ledger, self.trace, max_lag, weight_version)
         self._chosen: PromptRollouts | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._steering: Steering | None = None
 
     @property
     def weight_version(self) -> int:
@@ -80,20 +78,9 @@ class RolloutSession:
 
     async def __aenter__(self) -> Self:
         config = self.controller.config
-        self.trace.write(
-            records.RunStarted(
-                t_s=0.0,
-                started_unix_s=time.time(),
-                config=msgspec.to_builtins(config),
-                replicas=list(self.fleet.replicas),
-                seed=config.seed,
-            )
-        )
+        begin_run(self.trace, config, self.fleet)
         self._loop = ControlLoop(self.controller, self._ledger, self.trace, self._signal)
-        steering = asyncio.create_task(self._loop.run(), name="steersman-loop")
-        steering.add_done_callback(self._loop_ended)
-        watching = asyncio.create_task(self._watch_fleet(), name="steersman-fleet-watch")
-        self._tasks = [steering, watching]
+        self._steering = Steering(self._loop, self.fleet, self._on_change)
         self._rolling.open = True
         return self
 
@@ -107,10 +94,8 @@ class RolloutSession:
         if self._chosen is not None:
             await self._chosen.give_up("the session was closed")
         await self._rolling.abandon(self._ledger.groups.values(), "the session was closed")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._loop.close()
+        if self._steering is not None:
+            await self._steering.stop()
         self.trace.write(records.RunEnded(t_s=self._ledger.now_s(), clean=kind is None))
         self.trace.close()
 
@@ -414,23 +399,8 @@ class RolloutSession:
 
     def _wake(self) -> None:
         """Have it decided now: something waits, or with a complete group the batch may be full."""
-        if self._tasks:
+        if self._steering is not None:
             self._loop.wake()
-
-    def _loop_ended(self, loop: asyncio.Task[None]) -> None:
-        if not self._rolling.open:
-            return
-        why = "the control loop was cancelled" if loop.cancelled() else repr(loop.exception())
-        task = asyncio.create_task(self._loop.run_default(why), name="steersman-default")
-        task.add_done_callback(self._loop_ended)
-        self._tasks.append(task)
-
-    async def _watch_fleet(self) -> None:
-        """A replica that died or joined changes what can be decided."""
-        while True:
-            await self.fleet.changed.wait()
-            self.fleet.changed.clear()
-            self._on_change()
 
 
 def _configured_trace(controller: Controller) -> TraceWriter:

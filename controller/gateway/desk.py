@@ -29,6 +29,7 @@ from steersman.controller.gateway.tally import Tally
 from steersman.controller.gateway.tracing import RequestSpans
 from steersman.controller.ledger import Ledger
 from steersman.controller.loop import ControlLoop
+from steersman.controller.steering import Steering, begin_run
 from steersman.controller.trace import records
 from steersman.controller.trace.writer import NoTrace, TraceWriter
 from steersman.controller.watching.record_counts import RecordCounts
@@ -69,15 +70,7 @@ class Desk:
         self.ledger.on_change, self.ledger.on_end = self._on_change, self._on_end
         config = controller.config
         self.pace = Pace(settings.objective, max_lag=config.max_lag if settings.may_defer else 0)
-        self.trace.write(
-            records.RunStarted(
-                t_s=0.0,
-                started_unix_s=time.time(),
-                config=msgspec.to_builtins(config),
-                replicas=list(self.fleet.replicas),
-                seed=config.seed,
-            )
-        )
+        begin_run(self.trace, config, self.fleet)
         self.loop = ControlLoop(controller, self.ledger, self.trace, self._signal)
         self.arrivals = Arrivals(fleet, self.ledger)
         self.tally = Tally()
@@ -87,15 +80,12 @@ class Desk:
         self._open: dict[int, tuple[Question, Ask]] = {}
         """By unfinished trajectory."""
         self._room, self._families = Room(fleet, settings), Families(self.ledger)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._steering: Steering | None = None
         self._next_number = 0
         self._taking_in = False
 
     async def __aenter__(self) -> Self:
-        steering = asyncio.create_task(self.loop.run(), name="steersman-loop")
-        steering.add_done_callback(self._loop_ended)
-        watching = asyncio.create_task(self._watch_fleet(), name="steersman-fleet-watch")
-        self._tasks = [steering, watching]
+        self._steering = Steering(self.loop, self.fleet, self._on_change)
         return self
 
     async def __aexit__(
@@ -106,10 +96,8 @@ class Desk:
     ) -> None:
         self.draining = True
         self._cut(list(self.questions.values()), "the gateway ends")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.loop.close()
+        if self._steering is not None:
+            await self._steering.stop()
         self.trace.write(records.RunEnded(t_s=self.now_s(), clean=kind is None))
         self.trace.close()
 
@@ -317,21 +305,6 @@ class Desk:
     def _resume_parked(self, why: str) -> None:
         for execution in list(self.ledger.executions.values()):
             execution.resume(why)
-
-    def _loop_ended(self, loop: asyncio.Task[None]) -> None:
-        if self.draining or not self._tasks:
-            return
-        why = "the control loop was cancelled" if loop.cancelled() else repr(loop.exception())
-        task = asyncio.create_task(self.loop.run_default(why), name="steersman-default")
-        task.add_done_callback(self._loop_ended)
-        self._tasks.append(task)
-
-    async def _watch_fleet(self) -> None:
-        """An engine that died or came back changes what can be decided."""
-        while True:
-            await self.fleet.changed.wait()
-            self.fleet.changed.clear()
-            self._on_change()
 
 
 def _is_among(question: Question, ids: set[str]) -> bool:
