@@ -42,6 +42,9 @@ MAX_UNLEARNED = 65_536
 MAX_UNREWARDED = 65_536
 """Answers that wait for their reward, beyond which the oldest are given up: the steps of a large
 run; a trainer that never rewards must not fill the memory."""
+_PHASES = tuple(phase.name for phase in Phase)
+"""By number: looking an enum's name up costs more than all else in a record."""
+_CLASSES = tuple(correctness.name.lower() for correctness in CorrectnessClass)
 
 
 @dataclass(slots=True)
@@ -271,8 +274,8 @@ class Ledger:
             records.PhaseChanged(
                 t_s=now_s,
                 trajectory_id=trajectory_id,
-                old=old.name,
-                new=execution.phase.name,
+                old=_PHASES[old],
+                new=_PHASES[execution.phase],
                 why=why,
                 replica=execution.replica or "",
                 generated_tokens=execution.generated_tokens,
@@ -399,7 +402,7 @@ class Ledger:
                 group_id=group.group_id,
                 slot=entry.slot,
                 disposition=disposition.value,
-                correctness=execution.correctness.name.lower(),
+                correctness=_CLASSES[execution.correctness],
                 weight=execution.weight,
                 generated_tokens=len(execution.tokens),
                 segments=[

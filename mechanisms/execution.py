@@ -14,6 +14,7 @@ the moment of the cut does not depend on the tokens dropped by it.
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import msgspec
@@ -215,7 +216,7 @@ class Execution:
             priority=spec.priority,
             prompt_key=spec.prompt_key,
             group_id=spec.group_id,
-            run_key=mixed_seed(self.run_id),
+            run_key=_run_key(self.run_id),
             draft_tokens=self.draft_tokens,
             payload=spec.payload,
         )
@@ -332,6 +333,11 @@ def attempt_sampling(sampling: Sampling, number: int) -> Sampling:
 def replace_seed(sampling: Sampling, seed: int) -> Sampling:
     """`sampling` with another seed."""
     return msgspec.structs.replace(sampling, seed=seed)
+
+
+@lru_cache(maxsize=64)
+def _run_key(run_id: str) -> int:
+    return mixed_seed(run_id)
 
 
 def mixed_seed(*parts: int | str) -> int:

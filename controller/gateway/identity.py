@@ -33,6 +33,7 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """It wants a `steersman` block in the answer."""
 
 
+_NOTHING = Told()
 _HEADERS = {
     "group": "X-Steersman-Group",
     "prompt": "X-Steersman-Prompt",
@@ -63,6 +64,8 @@ def told_by(headers: Mapping[str, str], body: Any) -> Told:
         block = {"info": block}
     if block is not None and not isinstance(block, dict):
         raise InvalidInputError(f"steersman: valid: true, or an object with {_fields()}")
+    if not (values or block):
+        return _NOTHING
     try:
         told = msgspec.convert(values, Told, strict=False)
         if block:

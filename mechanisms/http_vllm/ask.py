@@ -34,6 +34,10 @@ class Abilities:
     """Name of its base model, the first of `/v1/models`; empty: unknown."""
     max_model_len: int = 0
     """Most tokens of prompt and output, from `/v1/models`; 0: unknown."""
+    steady_usage: bool = False
+    """Its usage has details with every answer or with none, so one answer shows which."""
+    tells_usage: bool = True
+    """Its usage may tell more than the counts, which are known here: then it is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Dialect(Protocol):
         """One event of the stream that answers; None: nothing was written.  May note in `ask` what
         is told only once (`prompt_token_ids`, `frame`).
 
-        To be called until the stream's `[DONE]`: usage and fingerprint come after the last token.
+        To be called until the stream's `[DONE]`, or the last token where no usage was asked for.
         Where it sets `ask.cut`, the stream is left once the delta was taken.
         """
 
@@ -147,6 +151,12 @@ class Ask:
         """Known, or estimated."""
         known = self.prompt_token_ids
         return self.estimated_prompt_tokens if known is None else len(known)
+
+    @property
+    def awaits_usage(self) -> bool:
+        """What comes after the last token was asked for."""
+        options = self.body.get("stream_options")
+        return bool(options and options.get("include_usage"))
 
     @property
     def bound(self) -> bool:

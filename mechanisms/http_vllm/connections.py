@@ -9,7 +9,7 @@ come, and keeps connections.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, cast
 
@@ -33,6 +33,7 @@ class Response:
         self._connection: Connection | None = connection
         self._pieces: deque[bytes] = deque()
         self._waiting = 0
+        self._taker: Callable[[bytes], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._begun = self._complete = False
@@ -44,6 +45,22 @@ class Response:
                 return b""
             await self._wait()
         return self.read_nowait()
+
+    def give(self, taker: Callable[[bytes], bool]) -> None:
+        """From now on `taker` gets the body, each piece as it comes and not in some task's turn.
+
+        It answers whether `moved` shall return; what it raises, `moved` raises.
+        """
+        self._taker = taker
+        if self._pieces:
+            self.body(self.read_nowait())
+
+    async def moved(self) -> None:
+        """Until `give`'s taker wants it, or the body ends."""
+        if self._error is None and not self._complete:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
 
     def read_nowait(self) -> bytes:
         """What is here already."""
@@ -109,6 +126,16 @@ class Response:
 
     def body(self, data: bytes) -> int:
         """A piece of the body; returns how much waits to be read."""
+        if self._taker is not None:
+            if self._error is not None:
+                return 0
+            try:
+                wanted = self._taker(data)
+            except Exception as error:
+                self._error, wanted = error, True
+            if wanted:
+                self._wake()
+            return 0
         self._pieces.append(data)
         self._waiting += len(data)
         self._wake()

@@ -11,6 +11,7 @@ import errno
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -115,6 +116,7 @@ class Engine:
             self.is_well,
             self._heard,
             lambda: self.weight_version,
+            self._usage_told,
             self._ended,
         )
         errand = self._errands[attempt] = Errand(attempt, ask, place)
@@ -216,6 +218,16 @@ class Engine:
         self._heard_s = self._clock()
         if weight_version is not None:
             self.weight_version = weight_version
+
+    def _usage_told(self, event: dict[str, Any]) -> None:
+        """If it is but counts, it need not be waited for with further answers."""
+        if not (self.abilities.tells_usage and self.abilities.steady_usage):
+            return
+        usage, page = event.get("usage"), self.gauges
+        if not isinstance(usage, dict) or any(name.startswith("spec_decode") for name in page):
+            return
+        if usage.get("prompt_tokens_details") is None and event.get("metrics") is None:
+            self.abilities = replace(self.abilities, tells_usage=False)
 
     def _ended(self, errand: Errand) -> None:
         self._errands.pop(errand.attempt, None)

@@ -59,6 +59,8 @@ class Place:
     heard: Callable[[int | None], None]
     """Called when something was written, with the weight version if it was told."""
     weight_version: Callable[[], int]
+    usage: Callable[[dict[str, Any]], None]
+    """Called with the event that follows the last token."""
     ended: Callable[["Errand"], None]
 
 
@@ -84,6 +86,8 @@ class Errand:
     spans: list[VersionSpan] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     task: "asyncio.Task[tuple[EndReason, str]] | None" = None
+    _told_all: bool = False
+    """Its answer is complete, but for words that tell nothing."""
     _response: Response | None = None
     _events: Events = field(default_factory=Events)
 
@@ -133,45 +137,50 @@ class Errand:
 
     async def _read(self, response: Response) -> tuple[EndReason, str]:
         """Until `[DONE]`; what the engine says after its last token is waited for only a moment."""
-        pieces, done = response, False
-        try:
-            while not done and not self.ask.cut:
+        response.give(self._feed)
+        with suppress(TimeoutError):
+            while not (self._told_all or self.ask.cut or response.at_eof()):
                 if self.natural is None:
-                    piece = await pieces.readany()
+                    await response.moved()
                 else:
                     async with asyncio.timeout(LAST_WORDS_S):
-                        piece = await pieces.readany()
-                if not piece:
-                    break
-                done = self._feed(piece)
-        except asyncio.CancelledError:
-            with suppress(Exception):  # what is broken has said its last
-                self._feed(pieces.read_nowait())
-            raise
-        except TimeoutError:
-            pass
+                        await response.moved()
         if self.natural is not None:
             self._finish(self.natural, "")
-            if done:
-                await _read_out(pieces)
+            if self._told_all:
+                await _read_out(response)
             return self.natural, ""
         if self.ask.cut or self.ended_by_engine:
             return EndReason.ABORT, ""
         return EndReason.ERROR, "its answer ended before it was complete"
 
     def _feed(self, piece: bytes) -> bool:
-        """Whether the answer is complete."""
+        """Take a piece of the answer; whether the task has something to do about it.
+
+        Called as the piece comes, so that an answer is complete in the same turn of the event loop.
+        """
+        if self._told_all or self.ask.cut:
+            return True
+        before = self.natural
         for payload in self._events.feed(piece):
             if payload == DONE:
-                return True
+                self._told_all = True
+                break
             event = _decode(payload)
             self._take(event)
             if self.ask.cut:
                 break
-            if self.natural is not None and not event.get("choices"):
-                return True  # the usage: nothing but `[DONE]` comes after it
+            if self.natural is not None:
+                more = bool(event.get("choices"))
+                if not more:
+                    self.place.usage(event)
+                if not (more and self.ask.awaits_usage):
+                    self._told_all = True  # nothing but `[DONE]` comes after it
+                    break
         self.attempt.generated_tokens = len(self.ask.token_ids) - self.start
-        return False
+        if self._told_all and self.natural is not None:
+            self._finish(self.natural, "")
+        return self._told_all or self.ask.cut or self.natural is not before
 
     def _take(self, event: dict[str, Any]) -> None:
         if (error := event.get("error")) is not None and not event.get("choices"):

@@ -22,6 +22,8 @@ FIRST_TOKEN_S = 10.0
 """For one token of an engine that may be busy."""
 _TELLS_TOKEN_IDS = (0, 10, 2)
 """First vLLM version with `return_token_ids`."""
+_STEADY_USAGE = (0, 32)
+"""vLLM version that tells of cached tokens even where there are none; earlier ones may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ async def probe(wire: Wire, base: URL) -> Found:
             developer=developer,
             model=name,
             max_model_len=int(first.get("max_model_len") or 0),
+            steady_usage=_version(version) >= _STEADY_USAGE,
         ),
         models,
         weight_version=as_version((info or {}).get("weight_version")),

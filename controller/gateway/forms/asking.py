@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from steersman.controller.gateway.forms.fields import OWN, SAMPLE_GUESS, wants_usage
-from steersman.mechanisms.http_vllm.ask import Ask
+from steersman.mechanisms.http_vllm.ask import Abilities, Ask
 
 BYTES_PER_TOKEN = 4
 """Of English text, about; until an engine has counted."""
@@ -34,18 +34,20 @@ def guess(text_bytes: int) -> int:
     return max(text_bytes // BYTES_PER_TOKEN, 1)
 
 
-def own_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+def own_fields(body: Mapping[str, Any], abilities: Abilities) -> dict[str, Any]:
     """The body of an ask, without what makes it one of several.
 
-    The usage is asked for where its event is of use: it tells of cached tokens, and the fingerprint
-    comes with it.  A client that streams without usage gets the fingerprint on its last chunk.
+    The usage is asked for where its event is of use: it may tell of cached tokens, and it comes
+    after the last token.  Without it the fingerprint comes with that one.
     """
     kept = {name: value for name, value in body.items() if name not in OWN}
     streamed = body.get("stream") is True
     if not streamed:
         kept.pop("stream_interval", None)
     if not streamed or wants_usage(body)[0]:
-        kept["stream_options"] = {"include_usage": True}
+        kept.pop("stream_options", None)
+        if abilities.tells_usage:
+            kept["stream_options"] = {"include_usage": True}
     return kept
 
 

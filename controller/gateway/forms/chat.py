@@ -71,7 +71,7 @@ class _Chat:
             or (body.get("top_logprobs") and not body.get("logprobs"))
         ):
             return [asking.as_it_is(CHAT_PATH, body, raw, headers)], [0]
-        own = asking.own_fields(body)
+        own = asking.own_fields(body, abilities)
         streamed = body.get("stream") is True
         asks = [_ask(one, headers, abilities, streamed=streamed) for one in asking.seeded(own, n)]
         return asks, [0] * n

@@ -52,7 +52,7 @@ class _Completions:
             or (body.get("stream_options") and not body.get("stream"))
         ):
             return [asking.as_it_is(COMPLETIONS_PATH, body, raw, headers)], [0]
-        own, asks = asking.own_fields(body), []
+        own, asks = asking.own_fields(body, abilities), []
         streamed = body.get("stream") is True
         for prompt in prompts:
             asks += [_ask(one, prompt, headers, streamed=streamed) for one in asking.seeded(own, n)]

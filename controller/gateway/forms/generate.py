@@ -59,7 +59,7 @@ class _Generate:
         ):
             return [asking.as_it_is(GENERATE_PATH, body, raw, headers)], [0]
         n = sampling.get("n", 1)
-        own = asking.own_fields(body)
+        own = asking.own_fields(body, abilities)
         own.pop("stream_options", None)
         alone = {name: value for name, value in sampling.items() if name != "n"}
         if not body.get("stream"):

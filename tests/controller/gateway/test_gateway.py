@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from support import fake_wire
 from support.fake_model import encode, reference, text_of
 from support.gateway import Gateway, gateway
 
@@ -78,6 +79,28 @@ async def test_an_answer_is_the_engine_s_own(path: str, body: dict[str, Any]) ->
         status, answer = await gate.post(path, body)
         async with gate.client.post(gate.fakes[0].url + path, json=body) as direct:
             assert (status, plain(answer)) == (direct.status, plain(await direct.json()))
+
+
+DETAILS = {"cached_tokens": 2, "created_cache_tokens": None, "multimodal_tokens": None}
+
+
+@pytest.mark.parametrize("details", [None, DETAILS])
+async def test_a_usage_is_waited_for_as_long_as_it_tells_more_than_counts(
+    details: dict[str, int | None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("usage", "chunk_usage"):
+        counted = getattr(fake_wire, name)
+        told = {} if details is None else {"prompt_tokens_details": details}
+        monkeypatch.setattr(fake_wire, name, lambda p, c, of=counted, told=told: of(p, c) | told)
+    body = asks(40)
+    async with gateway(1) as gate:
+        answers = [(await gate.post(COMPLETIONS, body))[1] for _ in range(3)]
+        asked = ["stream_options" in told for _, told in gate.fakes[0].asked]
+        async with gate.client.post(gate.fakes[0].url + COMPLETIONS, json=body) as direct:
+            wanted = plain(await direct.json())
+    assert [plain(answer) for answer in answers] == [wanted] * 3
+    assert wanted["usage"]["prompt_tokens_details"] == details
+    assert asked == ([True, False, False] if details is None else [True] * 3)
 
 
 async def test_a_stream_has_the_engine_s_chunks() -> None:

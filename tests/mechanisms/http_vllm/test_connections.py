@@ -122,6 +122,38 @@ async def test_pieces_come_as_they_are_written_and_a_given_up_answer_ends_its_co
         go.set()
 
 
+async def test_a_taker_gets_each_piece_at_once_and_its_error_is_raised() -> None:
+    go = asyncio.Event()
+
+    async def chunks(reader: object, writer: asyncio.StreamWriter, head: bytes) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        await writer.drain()
+        await go.wait()
+        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    taken: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        taken.append(piece)
+        return piece == b"two"
+
+    def refuse(piece: bytes) -> bool:
+        raise ValueError(piece.decode())
+
+    async with served(chunks) as (url, _, pool):
+        async with await pool.request("POST", url, b"", {}) as response:
+            response.give(take)
+            go.set()
+            await response.moved()
+            assert taken == [b"one", b"two"]
+            await response.moved()
+            assert response.at_eof()
+        async with await pool.request("POST", url, b"", {}) as response:
+            response.give(refuse)
+            with pytest.raises(ValueError, match="one"):
+                await response.moved()
+
+
 async def test_a_body_that_nobody_reads_holds_its_server_and_is_whole_in_the_end() -> None:
     size = 40 * HIGH_WATER
 

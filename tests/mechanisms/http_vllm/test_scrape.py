@@ -138,8 +138,10 @@ async def test_a_fleet_reports_what_its_engines_do(style: str) -> None:
         assert 0 < fleet.stats("engine-0").kv_cache_usage < 1
         for attempt in attempts:
             await end_of(attempt)
+        # a page that was on its way while the last one ended still counts it
+        await until(lambda: fleet.stats("engine-0").running == 0)
         stats = fleet.stats("engine-0")
-        assert (stats.running, stats.waiting) == (0, 0)
+        assert stats.waiting == 0
         assert stats.iterations > 100
         assert stats.busy_s / stats.iterations == pytest.approx(0.001, rel=0.5)
         assert 2 <= stats.sequences_run / stats.iterations <= 4.01
