@@ -139,7 +139,7 @@ class Errand:
         """Until `[DONE]`; what the engine says after its last token is waited for only a moment."""
         response.give(self._feed)
         with suppress(TimeoutError):
-            while not (self._told_all or self.ask.cut or response.at_eof()):
+            while not (self._heard_out() or response.at_eof()):
                 if self.natural is None:
                     await response.moved()
                 else:
@@ -159,7 +159,7 @@ class Errand:
 
         Called as the piece comes, so that an answer is complete in the same turn of the event loop.
         """
-        if self._told_all or self.ask.cut:
+        if self._heard_out():
             return True
         before = self.natural
         for payload in self._events.feed(piece):
@@ -180,7 +180,11 @@ class Errand:
         self.attempt.generated_tokens = len(self.ask.token_ids) - self.start
         if self._told_all and self.natural is not None:
             self._finish(self.natural, "")
-        return self._told_all or self.ask.cut or self.natural is not before
+        return self._heard_out() or self.natural is not before
+
+    def _heard_out(self) -> bool:
+        """Nothing that this answer still says is of use."""
+        return self._told_all or self.ask.cut
 
     def _take(self, event: dict[str, Any]) -> None:
         if (error := event.get("error")) is not None and not event.get("choices"):
