@@ -194,15 +194,27 @@ def _print_table(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    settings, console = result["settings"], Console()
+    letters = [chr(ord("A") + number) for number in range(len(settings))]
+    for letter, row in zip(letters, settings, strict=True):
+        console.print(f"{letter}: {row['setting']}", soft_wrap=True, highlight=False)
     title = f"{TIER}: {result['blocks']} blocks of {result['steps_per_block']} steps, paired"
     table = Table(title=title, title_justify="left")
-    hidden = {"block_s", "controller"} | (
+    hidden = {"setting", "block_s", "controller"} | (
         set() if result["draft_tokens"] else {"accepted_per_draft"}
     )
-    columns = [name for name in result["settings"][0] if name not in hidden]
-    for name in columns:
-        table.add_column(name, justify="left" if name == "setting" else "right", overflow="fold")
-    for row in result["settings"]:
-        cells = [row[name] for name in columns]
-        table.add_row(*("-".join(map(str, c)) if isinstance(c, list) else str(c) for c in cells))
-    Console().print(table)
+    table.add_column("")
+    for letter in letters:
+        table.add_column(letter, justify="right")
+    for name in settings[0]:
+        if name not in hidden:
+            table.add_row(name, *(_cell(row[name]) for row in settings))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return "-".join(map(str, value))
+    if isinstance(value, dict):
+        return "\n".join(f"{key} {figure}" for key, figure in value.items())
+    return str(value)
