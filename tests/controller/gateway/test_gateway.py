@@ -138,7 +138,7 @@ def joined(events: list[str], index: int) -> Any:
 async def test_a_request_that_is_moved_twice_is_answered_as_if_nothing_had_happened(
     streamed: bool,
 ) -> None:
-    length = 200
+    length = 400
     async with gateway(2, token_s=SLOW) as gate:
         body = asks(length, logprobs=0)
         asking = gate.events(COMPLETIONS, body) if streamed else gate.post(COMPLETIONS, body)
