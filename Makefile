@@ -1,6 +1,8 @@
 # Two commands do everything on a machine with Python 3.11 or 3.12:
 #   make demo    install into .venv and run the demo on a local Ray + vLLM CPU fleet
 #   make test    install into .venv and run every check that CI runs
+#   make test-trainers   test the attachments against the trainers' own packages, each installed in
+#                an environment of its own (TRAINERS="verl trl" for some of them)
 # The rest are pieces: install, lint, types, clean.  README.md, "Install", says why these steps.
 
 TORCH := torch==2.13.0+cpu
@@ -19,13 +21,21 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 INSTALL := $(PIP) install --no-warn-conflicts
 SAY := @printf '%s\n'
 
-.PHONY: demo test install lint types clean
+TRAINERS ?= $(notdir $(patsubst %/,%,$(dir $(wildcard tests/trainers/*/requirements.txt))))
+
+.PHONY: demo test test-trainers install lint types clean
 
 demo: install
 	$(BIN)/steersman demo $(DEMO_ARGS)
 
 test: lint types
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-trainers: install
+	@for name in $(TRAINERS); do \
+		echo "== $$name" && python=$$($(BIN)/python .ci/trainer_env.py $$name) && \
+		TRAINER=$$name $$python -m pytest tests/trainers/$$name $(PYTEST_ARGS) || exit 1; \
+	done
 
 lint: install
 	$(BIN)/ruff check
@@ -61,6 +71,6 @@ install: .venv/.installed
 	@touch $@
 
 clean:
-	rm -rf .venv build dist .src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf .venv .venvs build dist .src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -32,12 +32,25 @@ class Assignment:
         return ".".join(self.keys)
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a file would hold, as somebody else has read it."""
+
+    tree: Mapping[str, Any]
+    source: str
+    """Where it came from, for a person."""
+
+
 def assignments(
-    path: Path | None, overrides: Sequence[str], environ: Mapping[str, str]
+    path: Path | Given | None, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> list[list[Assignment]]:
     """The three layers, lowest first."""
+    if isinstance(path, Given):
+        lowest = [*_flat(path.tree, (), path.source)]
+    else:
+        lowest = [] if path is None else [*_flat(read_file(path), (), str(path))]
     return [
-        [] if path is None else [*_flat(read_file(path), (), str(path))],
+        lowest,
         [*_from_environment(environ)],
         [_from_override(text) for text in overrides],
     ]

@@ -23,6 +23,10 @@ COMMANDS = {
         "steersman.controller.commands.serve",
         "steer a trainer's rollouts over HTTP: a gateway before its vLLM servers",
     ),
+    "attach": (
+        "steersman.controller.commands.attach",
+        "say whether a trainer can be attached, and what will work, before a run",
+    ),
     "top": (
         "steersman.controller.commands.top",
         "watch a gateway: engines, trajectories by predicted end, and why",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from steersman.controller import plugins
-from steersman.controller._layers import Assignment, assignments, merge, nested
+from steersman.controller._layers import Assignment, Given, assignments, merge, nested
 from steersman.controller._section import Section, check_number
 from steersman.controller.gateway.settings import GatewayConfig
 from steersman.estimators.errors import InvalidInputError, UnknownNameError
@@ -157,7 +157,7 @@ KINDS = {
 
 
 def load_config(
-    path: Path | None = None,
+    path: Path | Given | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> Config:

@@ -76,6 +76,10 @@ class Arrivals:
         if len(self._homes) > MAX_SESSIONS:
             self._homes.popitem(last=False)
 
+    def forget(self, session: str) -> None:
+        """The session is over: nothing returns to its engine."""
+        self._homes.pop(session, None)
+
     def _loads(self) -> dict[str, int]:
         """In flight on each engine that has room."""
         fleet, inflight = self._fleet, self._ledger.inflight

@@ -14,6 +14,9 @@ LOADS = re.compile(r"(?:load|update|receive|sync)\w*(?:weight|lora|adapter)", re
 """In a route or a method of `/collective_rpc`: weights are loaded."""
 WHOLE = re.compile(r"reload|lora|adapter")
 """Of these: with one call they are all there; others may bring them tensor by tensor."""
+ALIASES = {"/areal_pause_generation": "/pause", "/areal_continue_generation": "/resume"}
+"""Trainers' own routes that do what one of vLLM's does: AReaL's server pauses by aborting, as
+`/pause` does unless it is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,11 @@ class Call:
             await request.read(),
             {} if kind is None else {"Content-Type": kind},
         )
+
+    @property
+    def meaning(self) -> str:
+        """vLLM's route that does the same; its own path where there is none."""
+        return ALIASES.get(self.path, self.path)
 
     @property
     def told(self) -> dict[str, Any]:

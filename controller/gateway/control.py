@@ -146,6 +146,12 @@ class ControlPlane:
         # engines count the ids they are given, known or not
         return web.json_response({"status": "aborted", "aborted": len(ids) if ids else found})
 
+    async def finish_session(self, request: web.Request) -> web.Response:
+        """A conversation is over (SkyRL and routers of vLLM tell that); unknown ones do not
+        matter."""
+        self._desk.arrivals.forget(request.query.get("session_id", ""))
+        return web.json_response({"status": "ok"})
+
     async def health(self, request: web.Request) -> web.Response:
         """200 while requests are taken in and an engine lives to answer them."""
         if engine_of(request) is not None:
@@ -229,6 +235,7 @@ def add_routes(app: web.Application) -> None:
         *(("GET", path, plane.everyone) for path in ALL_GET),
         *((method, path, plane.anyone) for path, method in ANY.items()),
         *(("POST", path, plane.abort) for path in ABORT),
+        ("POST", "/finish_session", plane.finish_session),
         ("GET", "/health", plane.health),
     ]
     for method, path, handler in own:

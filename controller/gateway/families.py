@@ -6,14 +6,14 @@ one step: so siblings tell the estimators what to expect.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 from steersman.controller.gateway.identity import Told
 from steersman.controller.groups import GroupState
 from steersman.controller.ledger import Ledger
 from steersman.controller.results import Prompt
 from steersman.mechanisms.execution import Execution
-from steersman.mechanisms.fleet import Sampling
-from steersman.mechanisms.http_vllm.ask import Ask
+from steersman.mechanisms.fleet import Payload, Sampling
 
 LINGER_S = 5.0
 """A group stays open for siblings so long after its last member ended: a trainer sends a group's
@@ -25,6 +25,14 @@ MAX_LINGERING = 4096
 """Groups without a running member that are kept, whatever their age: each holds some kB."""
 
 
+class Asked(Payload, Protocol):
+    """One sample that somebody wants."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Most that it may write."""
+
+
 class Families:
     """Open groups, by what their requests have in common."""
 
@@ -34,7 +42,7 @@ class Families:
         self._key_of: dict[int, tuple[str, str]] = {}
         self._lingering: OrderedDict[int, float] = OrderedDict()
 
-    def join(self, told: Told, prompt: str, asks: Sequence[Ask], step: int) -> list[Execution]:
+    def join(self, told: Told, prompt: str, asks: Sequence[Asked], step: int) -> list[Execution]:
         """A trajectory for each of the asks, in the group of that prompt."""
         key = told.group, prompt
         group = self._groups.get(key)

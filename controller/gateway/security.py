@@ -59,6 +59,7 @@ DATA = frozenset(
         "/ping",
         "/load",
         "/steersman/rewards",
+        "/finish_session",
     }
 )
 """Routes of clients that only want text."""
@@ -67,7 +68,8 @@ WATCH = ("/metrics", "/dashboard")
 
 
 _PASSED_ON = re.compile(
-    r"/(?:(?:v1|v2|inference/v1|cohere/v2)(?:/\w[\w.:@-]*)+|score|rerank|classify|pooling)",
+    r"/(?:(?:v1|v2|inference/v1|cohere/v2)(?:/\w[\w.:@-]*)+|score|rerank|classify|pooling"
+    r"|skyrl/v1/generate)",
     re.ASCII,
 )
 """Paths of further requests for output, that are passed on as they are.  No segment begins with a

@@ -37,10 +37,10 @@ class Understanding:
 
     def before(self, call: Call, names: Sequence[str]) -> None:
         """Engines that are about to pause end requests: the desk must know why beforehand."""
-        if call.path in ("/pause", "/sleep"):
+        if call.meaning in ("/pause", "/sleep"):
             fleet = self._desk.fleet
             for name in names:
-                if fleet.engine(name).abilities.developer:
+                if call.meaning != call.path or fleet.engine(name).abilities.developer:
                     fleet.set_paused(name, True)
             self._follow(call)
 
@@ -48,10 +48,10 @@ class Understanding:
         """The engines have answered, or could not be reached (status 502)."""
         fleet = self._desk.fleet
         done = [name for name, answer in answers.items() if answer.status < 400]
-        if call.path in ("/pause", "/sleep"):
+        if call.meaning in ("/pause", "/sleep"):
             for name in answers:
                 fleet.set_paused(name, name in done)
-        elif call.path in ("/resume", "/wake_up"):
+        elif call.meaning in ("/resume", "/wake_up"):
             done = [name for name in done if not _sleeps_on(answers[name])]
             for name in {*done, *self.dead()}:  # what died may come back, and runs then
                 fleet.set_paused(name, False)

@@ -45,6 +45,15 @@ class ControlRoutes:
         ]
         if self._fake.scale_out:
             routes.append(post("/inference/v1/abort_requests", self._scale_out_abort))
+        if self._fake.areal:
+            routes += [
+                post("/areal_pause_generation", self._pause),
+                post("/areal_continue_generation", self._resume),
+                post("/areal_update_weights", self._weights),
+                post("/areal_set_update_weight_meta", self._weights),
+                post("/areal_update_weights_xccl", self._weights),
+                post("/areal_init_weights_update_group", self._weights),
+            ]
         if self._fake.metrics:
             routes.append(get("/metrics", self._metrics))
         if self._fake.dev:

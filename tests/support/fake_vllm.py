@@ -54,6 +54,8 @@ class FakeVllm:
     """Tokens in, tokens out, and its abort route are there."""
     dev: bool = True
     """The trainer's routes are there."""
+    areal: bool = False
+    """It is AReaL's server: it has routes of its own for pauses and weights."""
     metrics: bool = True
     """It shows a page to Prometheus."""
     metric_style: fake_metrics.Style = "vllm:"

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -14,6 +14,7 @@ from steersman.controller.core import Controller
 from steersman.controller.gateway.app import build_app, runner_of
 from steersman.controller.gateway.clock import PausableClock
 from steersman.controller.gateway.desk import Desk
+from steersman.controller.gateway.shadow import PORTS
 from steersman.controller.gateway.tracing import RequestSpans
 from steersman.controller.trace.writer import TraceWriter
 from steersman.mechanisms.execution import Execution, ToReplica
@@ -29,6 +30,8 @@ class Gateway:
     fakes: list[FakeVllm]
     client: aiohttp.ClientSession
     trace: TraceWriter
+    shadows: list[str] = field(default_factory=list)
+    """Its address of each engine, with `gateway.shadow_ports=true`."""
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """Status and JSON of an answer."""
@@ -80,14 +83,19 @@ async def gateway(
         spoil(controller)
         desk = Desk(fleet, controller, config.gateway, trace=trace, clock=clock, spans=spans)
         await stack.enter_async_context(desk)
-        runner = runner_of(build_app(desk, config.gateway))
+        app = build_app(desk, config.gateway)
+        app[PORTS] = {}
+        runner = runner_of(app)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
+        names = [info.name for info in fleet.replicas] if config.gateway.shadow_ports else []
+        for _ in ["", *names]:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port, *ports = [address[1] for address in runner.addresses]
+        app[PORTS].update(zip(ports, names, strict=True))
         client = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         )
         own = [fake for fake in fakes if isinstance(fake, FakeVllm)]
-        yield Gateway(f"http://127.0.0.1:{port}", desk, own, client, trace)
+        shadows = [f"http://127.0.0.1:{each}" for each in ports]
+        yield Gateway(f"http://127.0.0.1:{port}", desk, own, client, trace, shadows)

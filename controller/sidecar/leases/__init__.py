@@ -1,0 +1,1 @@
+"""The controller for clients that carry their trajectories out themselves."""

@@ -1,0 +1,1 @@
+"""A fleet whose attempts are carried out by somebody else's client, under leases."""
