@@ -85,6 +85,7 @@ class Response:
     def close(self) -> None:
         """Give the connection back, or end it where the answer is not complete.  Idempotent."""
         connection, self._connection = self._connection, None
+        self._taker = None  # it may know this answer: a circle that only the collector would end
         if connection is not None:
             connection.release(self._complete)
 
