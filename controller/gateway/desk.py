@@ -119,7 +119,7 @@ class Desk:
             raise
         now_s, told = self.now_s(), question.told
         if self.pace.arrives(now_s, not self._open, told.step):
-            self._step_begins(now_s)
+            self._step_begins()
         self._families.sweep(now_s)
         question.number = self._next_number
         self._next_number += 1
@@ -206,17 +206,8 @@ class Desk:
         """Most samples that may be open at once: those that run and those that wait."""
         return self._room.limit
 
-    def _step_begins(self, now_s: float) -> None:
-        self.trace.write(
-            records.StepStarted(
-                t_s=now_s,
-                step=self.pace.step,
-                weight_version=self.pace.weight_version,
-                objective=self.pace.objective.value,
-                groups=0,
-                max_lag=self.pace.max_lag,
-            )
-        )
+    def _step_begins(self) -> None:
+        self.trace.write(self.pace.begun())
         self._resume_parked(f"step {self.pace.step} began")
 
     def _enter(self, question: Question) -> None:

@@ -9,7 +9,7 @@ from steersman.mechanisms.execution import Execution
 
 def info_of(question: Question, weight_version: int) -> dict[str, Any]:
     """One entry per choice, in the choices' order; `weight_version` is the trainer's."""
-    samples = [_sample(execution, weight_version) for execution in question.executions]
+    samples = [sample_info(execution, weight_version) for execution in question.executions]
     worst = max((e.correctness for e in question.executions), default=CorrectnessClass.EXACT)
     return {
         "request_id": question.request_id,
@@ -19,7 +19,8 @@ def info_of(question: Question, weight_version: int) -> dict[str, Any]:
     }
 
 
-def _sample(execution: Execution, weight_version: int) -> dict[str, Any]:
+def sample_info(execution: Execution, weight_version: int) -> dict[str, Any]:
+    """How one sample came about, for a trainer that corrects; `weight_version` is the trainer's."""
     oldest = execution.oldest_weight_version
     assert execution.disposition is not None
     return {
@@ -28,7 +29,7 @@ def _sample(execution: Execution, weight_version: int) -> dict[str, Any]:
         "disposition": execution.disposition.value,
         "correctness": execution.correctness.name.lower(),
         "weight": execution.weight,
-        "lag": 0 if oldest is None else weight_version - oldest,
+        "lag": 0 if oldest is None else max(weight_version - oldest, 0),
         "moves": execution.moves,
         "deferrals": execution.deferrals,
         "segments": [

@@ -7,6 +7,7 @@ waits for all of them.
 
 from dataclasses import dataclass
 
+from steersman.controller.trace import records
 from steersman.estimators.observation import Normaliser, Objective, TrainerSignal
 
 
@@ -38,6 +39,17 @@ class Pace:
         if begins:
             self.step, self.started_s = step, now_s
         return begins
+
+    def begun(self) -> records.StepStarted:
+        """The present step's beginning, for the trace."""
+        return records.StepStarted(
+            t_s=self.started_s,
+            step=self.step,
+            weight_version=self.weight_version,
+            objective=self.objective.value,
+            groups=0,
+            max_lag=self.max_lag,
+        )
 
     def weights_changed(self, weight_version: int | None) -> int:
         """New weights are on the fleet; without a number the version counts on."""

@@ -14,12 +14,13 @@ import time
 import uuid
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from steersman.controller.core import Controller
 from steersman.controller.gateway.arrivals import Arrivals
 from steersman.controller.gateway.families import Families
 from steersman.controller.gateway.identity import Told
+from steersman.controller.gateway.info import sample_info
 from steersman.controller.gateway.pace import Pace
 from steersman.controller.ledger import Ledger
 from steersman.controller.loop import ControlLoop
@@ -159,7 +160,7 @@ class Desk:
     def _begin(self, client: str, begin: Begin) -> None:
         now_s = self.ledger.now_s()
         if self.pace.arrives(now_s, not self._errands, begin.step):
-            self._step_begins(now_s)
+            self._step_begins()
         self._families.sweep(now_s)
         errand = Errand(client, begin, self._budget(begin), self._send)
         self._errands[errand.key] = errand
@@ -239,7 +240,7 @@ class Desk:
                 execution.disposition.value,
                 len(execution.tokens),
                 execution.detail,
-                info_of(execution, self.pace.weight_version),
+                sample_info(execution, self.pace.weight_version),
             )
             if execution.disposition is not Disposition.ABANDONED:
                 self._send(payload.client, done)
@@ -288,18 +289,9 @@ class Desk:
         for errand in mine:
             self._leave(errand, "its client is silent")
 
-    def _step_begins(self, now_s: float) -> None:
+    def _step_begins(self) -> None:
         self._turns.clear()
-        self.trace.write(
-            records.StepStarted(
-                t_s=now_s,
-                step=self.pace.step,
-                weight_version=self.pace.weight_version,
-                objective=self.pace.objective.value,
-                groups=0,
-                max_lag=self.pace.max_lag,
-            )
-        )
+        self.trace.write(self.pace.begun())
         self._resume_parked(f"step {self.pace.step} began")
 
     def _resume_parked(self, why: str) -> None:
@@ -319,24 +311,3 @@ class Desk:
         elif self._errands and not any(self.ledger.inflight.values()):
             # nothing runs, so nothing will ever begin a step for what is parked
             asyncio.get_running_loop().call_soon(self._resume_parked, "nothing else is in flight")
-
-
-def info_of(execution: Execution, weight_version: int) -> dict[str, Any]:
-    """How a trajectory came about, for a trainer that corrects; `weight_version` is the trainer's.
-
-    The keys are those of the gateway's `steersman` blocks.
-    """
-    oldest = execution.oldest_weight_version
-    assert execution.disposition is not None
-    return {
-        "trajectory_id": execution.spec.trajectory_id,
-        "group_id": execution.spec.group_id,
-        "disposition": execution.disposition.value,
-        "correctness": execution.correctness.name.lower(),
-        "weight": execution.weight,
-        "lag": 0 if oldest is None else max(weight_version - oldest, 0),
-        "moves": execution.moves,
-        "attempts": execution.attempts,
-        "deferrals": execution.deferrals,
-        "segments": [(s.weight_version, s.replica, s.start, s.end) for s in execution.segments],
-    }

@@ -14,12 +14,13 @@ from typing import Any
 from steersman.controller.config import Config, load_config
 from steersman.controller.core import Controller
 from steersman.controller.sidecar.leases.desk import Desk
+from steersman.controller.sidecar.leases.line import Mail
 from steersman.controller.sidecar.leases.wire import Event
 from steersman.controller.sidecar.openrlhf import engine
-from steersman.controller.sidecar.verl.line import Mail
 from steersman.controller.trace.writer import NoTrace, TraceWriter
 from steersman.mechanisms.fleet import ReplicaInfo
 from steersman.mechanisms.leases.fleet import LeaseFleet
+from steersman.mechanisms.leases.inside import Limits
 
 NAME = "steersman-openrlhf"
 """Of the actor; one per run, since Ray's names belong to a job."""
@@ -41,7 +42,7 @@ class Coordinator:
         self._desk: Desk | None = None
         self._watching: set[asyncio.Task[None]] = set()
 
-    async def register(self, name: str, handle: list[Any], found: engine.Limits) -> None:
+    async def register(self, name: str, handle: list[Any], found: Limits) -> None:
         """An engine joins; its handle comes in a list, so that Ray hands it over as it is."""
         if name in self._handles:
             return

@@ -7,9 +7,9 @@ actor's event loop, where the engine's requests live.  (Ray's `__ray_call__` run
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from steersman.mechanisms.leases.lease import EngineReading
+from steersman.mechanisms.leases.inside import reading_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,6 @@ class Look:
 Errand = Ask | Abort | Look
 
 
-class Limits(NamedTuple):
-    """Of an engine, for life; 0: unknown."""
-
-    max_num_seqs: int
-    max_model_len: int
-    kv_capacity_tokens: int
-
-
 async def send(handle: Any, errand: Errand) -> Any:
     """Ask an engine's actor, by its handle."""
     (answer,) = await handle.generate_responses.remote(errand, None, None, 0, None)
@@ -67,7 +59,7 @@ async def answer(actor: Any, errand: Errand) -> Any:
         case Abort(request_ids):
             return await actor.llm.abort(request_ids)
         case Look():
-            return look(actor)
+            return reading_of(actor.llm)
 
 
 async def generate(actor: Any, ask: Ask) -> Any:
@@ -81,26 +73,3 @@ async def generate(actor: Any, ask: Ask) -> Any:
     async for output in actor.llm.generate(prompt, params, request_id=ask.request_id):
         last = output
     return last
-
-
-def limits(actor: Any) -> Limits:
-    """Of the engine that this runs in."""
-    config = actor.llm.vllm_config
-    blocks = config.cache_config.num_gpu_blocks or 0
-    return Limits(
-        config.scheduler_config.max_num_seqs,
-        config.model_config.max_model_len,
-        blocks * config.cache_config.block_size,
-    )
-
-
-def look(actor: Any) -> EngineReading:
-    """How far its requests have come."""
-    tokens: dict[str, int] = {}
-    context = 0
-    states = actor.llm.output_processor.request_states
-    for state in states.values():
-        written = state.detokenizer.num_output_tokens() if state.detokenizer is not None else 0
-        context += state.prompt_len + written
-        tokens[getattr(state, "external_req_id", state.request_id)] = written
-    return EngineReading(tokens=tokens, requests=len(states), context_tokens=context)

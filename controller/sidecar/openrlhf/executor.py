@@ -13,14 +13,15 @@ import math
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from steersman.controller.sidecar.leases.line import Line, RouterLostError
 from steersman.controller.sidecar.leases.wire import Begin, Free, Gone, Grant, Report
 from steersman.controller.sidecar.openrlhf import engine
 from steersman.controller.sidecar.openrlhf.engine import Ask, Errand
-from steersman.controller.sidecar.verl.line import Line, RouterLostError
 from steersman.mechanisms.fleet import EndReason
+from steersman.mechanisms.leases.inside import limits_of
 
 if TYPE_CHECKING:
-    from steersman.controller.sidecar.verl.line import Call
+    from steersman.controller.sidecar.leases.line import Call
 
 REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH, "abort": EndReason.ABORT}
 
@@ -229,7 +230,7 @@ async def _join(own: Any) -> Line | None:
         options = {"name": NAME, "get_if_exists": True, "num_cpus": 0, "max_concurrency": 10_000}
         coordinator = actor.options(**options).remote()
         handle = ray.get_runtime_context().current_actor
-        await coordinator.register.remote(own_name(), [handle], engine.limits(own))
+        await coordinator.register.remote(own_name(), [handle], limits_of(own.llm))
     except Exception as error:
         log.warning("samples stay where OpenRLHF puts them: %r", error)
         return None

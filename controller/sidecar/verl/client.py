@@ -11,9 +11,9 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from steersman.controller.sidecar.leases.line import Line
 from steersman.controller.sidecar.verl.direct import Direct
 from steersman.controller.sidecar.verl.generation import Asked, Generation, budget_of
-from steersman.controller.sidecar.verl.line import Line
 from steersman.estimators.errors import InvalidInputError
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+from steersman.controller.sidecar.leases.line import Call, Line, RouterLostError
 from steersman.controller.sidecar.leases.wire import Begin, Done, Free, Gone, Grant, Order, Report
 from steersman.controller.sidecar.verl.direct import Direct
-from steersman.controller.sidecar.verl.line import Call, Line, RouterLostError
 from steersman.controller.sidecar.verl.partial import Partial
 from steersman.estimators.errors import FleetError
 from steersman.estimators.lifecycle import Disposition

@@ -20,9 +20,9 @@ import msgspec
 
 from steersman.controller.core import Controller
 from steersman.controller.sidecar.leases.desk import Desk
+from steersman.controller.sidecar.leases.line import Mail
 from steersman.controller.sidecar.leases.wire import Event
 from steersman.controller.sidecar.verl import server
-from steersman.controller.sidecar.verl.line import Mail
 from steersman.controller.sidecar.verl.places import Places
 from steersman.controller.sidecar.verl.settings import read_settings
 from steersman.controller.sidecar.verl.watch import Watch

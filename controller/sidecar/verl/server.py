@@ -10,44 +10,22 @@ commands are handed to the loop.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from steersman.mechanisms.leases.inside import Limits, limits_of, reading_of
 from steersman.mechanisms.leases.lease import EngineReading
-
-
-class Limits(NamedTuple):
-    """Of an engine, for life; 0: unknown."""
-
-    max_num_seqs: int
-    max_model_len: int
-    kv_capacity_tokens: int
 
 
 def limits(server: Any) -> Limits:
     """Runs in the actor."""
-    config = server.engine.vllm_config
-    blocks = config.cache_config.num_gpu_blocks or 0
-    return Limits(
-        config.scheduler_config.max_num_seqs,
-        config.model_config.max_model_len,
-        blocks * config.cache_config.block_size,
-    )
+    return limits_of(server.engine)
 
 
 def look(server: Any) -> EngineReading:
     """Runs in the actor: how far its requests have come."""
-    tokens: dict[str, int] = {}
-    context = 0
-    states = list(server.engine.output_processor.request_states.values())
-    for state in states:
-        written = state.detokenizer.num_output_tokens() if state.detokenizer is not None else 0
-        context += state.prompt_len + written
-        tokens[getattr(state, "external_req_id", state.request_id)] = written
     version = getattr(server, "global_steps", None)
-    return EngineReading(
-        tokens=tokens,
-        requests=len(states),
-        context_tokens=context,
+    return reading_of(
+        server.engine,
         paused=bool(getattr(server, "_submission_paused", False)),
         weight_version=None if version is None else int(version),
     )

@@ -14,6 +14,7 @@ from steersman.controller.sidecar.verl.generation import reason_of
 from steersman.controller.sidecar.verl.settings import RouterSettings
 from steersman.mechanisms.fleet import ReplicaInfo
 from steersman.mechanisms.leases.fleet import LeaseFleet
+from steersman.mechanisms.leases.inside import Limits
 
 MAX_FAILURES = 3
 """Looks in a row that fail before it is given up: the first may come while the server starts."""
@@ -99,7 +100,7 @@ class Watch:
             self._fleet.unread(name)
         seen.set()
 
-    def _describe(self, name: str, limits: server.Limits) -> None:
+    def _describe(self, name: str, limits: Limits) -> None:
         plain = ReplicaInfo(name)
         self._fleet.describe(
             ReplicaInfo(

@@ -1,6 +1,7 @@
 """Requests through the gateway: answered as an engine would, whatever happens behind it."""
 
 import asyncio
+import gc
 from typing import Any
 
 import aiohttp
@@ -101,6 +102,20 @@ async def test_a_usage_is_waited_for_as_long_as_it_tells_more_than_counts(
     assert [plain(answer) for answer in answers] == [wanted] * 3
     assert wanted["usage"]["prompt_tokens_details"] == details
     assert asked == ([True, False, False] if details is None else [True] * 3)
+
+
+async def test_an_answered_request_leaves_nothing_for_the_garbage_collector() -> None:
+    async with gateway(2) as gate:
+        for _ in range(10):
+            await gate.post(COMPLETIONS, asks(40))
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await gate.post(COMPLETIONS, asks(40))
+            assert gc.collect() < 20
+        finally:
+            gc.enable()
 
 
 async def test_a_stream_has_the_engine_s_chunks() -> None:

@@ -247,7 +247,7 @@ def test_a_router_with_bad_yaml_says_what_is_wrong_at_the_first_request(
 def test_without_a_router_requests_fail_where_that_is_wanted(
     engines: dict[str, Any], model: Path, tmp_path: Path
 ) -> None:
-    from steersman.controller.sidecar.verl.line import RouterLostError
+    from steersman.controller.sidecar.leases.line import RouterLostError
 
     router = get_router_handle(engines, router_file(tmp_path, more="router_lost: raise\n"))
     client = our_client(model, router)

@@ -58,7 +58,7 @@ async def test_a_call_is_granted_moved_by_its_report_and_told_its_end() -> None:
         assert isinstance(done, Done)
         assert (done.disposition, done.kept) == ("finished", 10)
         assert done.info["correctness"] == "corrected"
-        assert [s[0::2][0] for s in done.info["segments"]] == [1, 2]
+        assert [s["weight_version"] for s in done.info["segments"]] == [1, 2]
         assert done.info["lag"] == 1
 
 

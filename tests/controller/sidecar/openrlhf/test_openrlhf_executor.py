@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from support.fake_model import reference
 
+from steersman.controller.sidecar.leases.line import Line
 from steersman.controller.sidecar.openrlhf import executor as ours
 from steersman.controller.sidecar.openrlhf.coordinator import Coordinator
-from steersman.controller.sidecar.openrlhf.engine import Abort, Ask, Limits, Look
+from steersman.controller.sidecar.openrlhf.engine import Abort, Ask, Look
 from steersman.controller.sidecar.openrlhf.executor import Steered
-from steersman.controller.sidecar.verl.line import Line
+from steersman.mechanisms.leases.inside import Limits
 
 PROMPT = [70, 71, 72]
 TOKENS = 60

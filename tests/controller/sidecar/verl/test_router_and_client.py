@@ -9,9 +9,9 @@ import pytest
 from support.fake_fleet import reference
 from support.fake_verl import ActorDiedError, FakeServer, Handle, TokenOutput
 
+from steersman.controller.sidecar.leases.line import Line, RouterLostError
 from steersman.controller.sidecar.verl.direct import Direct
 from steersman.controller.sidecar.verl.generation import Asked, Generation
-from steersman.controller.sidecar.verl.line import Line, RouterLostError
 from steersman.controller.sidecar.verl.router import NO_SERVERS, SteersmanRouter
 from steersman.estimators.errors import FleetError
 
@@ -200,7 +200,7 @@ async def test_a_caller_that_goes_away_frees_the_engine() -> None:
 
 async def test_a_worker_that_is_silent_is_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steersman.controller.sidecar.leases.desk.SWEEP_S", 0.01)
-    monkeypatch.setattr("steersman.controller.sidecar.verl.line.FETCH_S", 0.05)
+    monkeypatch.setattr("steersman.controller.sidecar.leases.line.FETCH_S", 0.05)
     async with scene(term_s=0.2) as one:
         for server in one.servers.values():
             server.seconds_per_token = 0.5
