@@ -29,6 +29,8 @@ from urllib.request import urlopen
 HERE = Path(__file__).resolve().parents[1]
 BODY = {"model": "fake-model", "prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True}
 TICK_S = os.sysconf("SC_CLK_TCK")
+WARM_S = 4.0
+"""Of each round, before answers count: connections are made and the first wave has gone apart."""
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def process(command: Sequence[str], url: str = "") -> Iterator[tuple[subprocess.
 def load(urls: Sequence[str], concurrency: int, seconds: float) -> dict[str, Any]:
     """One measurement."""
     command = [sys.executable, str(HERE / "support/load.py"), *urls, "--body", json.dumps(BODY)]
-    command += ["--open", str(concurrency), "--seconds", str(seconds), "--warm", "4"]
+    command += ["--open", str(concurrency), "--seconds", str(seconds), "--warm", f"{WARM_S:g}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 
@@ -114,7 +116,7 @@ def measure(peer: str, rounds: int, seconds: float, serve: Sequence[str]) -> dic
                     before_s = cpu_s(pid) if pid else 0.0
                     run = load(urls, concurrency, seconds)
                     used_s = cpu_s(pid) - before_s if pid else 0.0
-                    run["cpu_ms"] = 1e3 * used_s / max(run["answered"], 1)
+                    run["cpu_ms"] = 1e3 * used_s / (run["per_s"] * (seconds + WARM_S))
                     run["rss_mib"] = rss_mib(pid) if pid else 0.0
                     runs[name].append(run)
             found[str(concurrency)] = {name: compared(runs, name) for name in targets}
