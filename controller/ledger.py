@@ -184,6 +184,11 @@ class Ledger:
         """Forget a group whose caller went away; its executions must all have ended."""
         self._forget(group, complete=False)
 
+    def resume_parked(self, why: str) -> None:
+        """Let everything that was put off go on."""
+        for execution in list(self.executions.values()):
+            execution.resume(why)
+
     def counts(self) -> Counts:
         """The books as they stand."""
         return Counts(

@@ -208,7 +208,7 @@ class Desk:
 
     def _step_begins(self) -> None:
         self.trace.write(self.pace.begun())
-        self._resume_parked(f"step {self.pace.step} began")
+        self.ledger.resume_parked(f"step {self.pace.step} began")
 
     def _enter(self, question: Question) -> None:
         """A trajectory for each of its asks."""
@@ -291,11 +291,9 @@ class Desk:
             self.loop.wake()
         elif self._open and not any(self.ledger.inflight.values()):
             # nothing runs, so nothing will ever begin a step for what is parked
-            asyncio.get_running_loop().call_soon(self._resume_parked, "nothing else is in flight")
-
-    def _resume_parked(self, why: str) -> None:
-        for execution in list(self.ledger.executions.values()):
-            execution.resume(why)
+            asyncio.get_running_loop().call_soon(
+                self.ledger.resume_parked, "nothing else is in flight"
+            )
 
 
 def _is_among(question: Question, ids: set[str]) -> bool:

@@ -292,11 +292,7 @@ class Desk:
     def _step_begins(self) -> None:
         self._turns.clear()
         self.trace.write(self.pace.begun())
-        self._resume_parked(f"step {self.pace.step} began")
-
-    def _resume_parked(self, why: str) -> None:
-        for execution in list(self.ledger.executions.values()):
-            execution.resume(why)
+        self.ledger.resume_parked(f"step {self.pace.step} began")
 
     def _signal(self) -> TrainerSignal:
         """Asked right before each observation."""
@@ -310,4 +306,6 @@ class Desk:
             self.loop.wake()
         elif self._errands and not any(self.ledger.inflight.values()):
             # nothing runs, so nothing will ever begin a step for what is parked
-            asyncio.get_running_loop().call_soon(self._resume_parked, "nothing else is in flight")
+            asyncio.get_running_loop().call_soon(
+                self.ledger.resume_parked, "nothing else is in flight"
+            )
