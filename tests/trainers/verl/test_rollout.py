@@ -26,10 +26,11 @@ ROUTER = f"""
 router_class: {ROUTER_CLASS}
 look_every_s: 0.1
 steersman:
-  placement: {{{{name: "{{placement}}"}}}}
+  placement: {{{{{{placement}}}}}}
   tick_s: 0.1
   guard: {{{{max_moves_per_tick: 64, move_cooldown_s: 0}}}}
 """
+MOVED_ONCE = 'name: "support.moving_policy:Moving", options: {every: 16, most: 1}'
 LOAD = requests(200)
 
 
@@ -38,7 +39,7 @@ ROUNDS = 3
 """In turn, since the machine may be busier in one than in the next."""
 
 
-def router_file(folder: Path, placement: str = "shuffling:Shuffling", more: str = "") -> str:
+def router_file(folder: Path, placement: str = MOVED_ONCE, more: str = "") -> str:
     path = folder / "router.yaml"
     path.write_text(more + ROUTER.format(placement=placement))
     return str(path)
@@ -165,7 +166,7 @@ def test_requests_are_aborted_by_the_ids_they_were_given(
 def test_stock_clients_work_through_the_router(
     engines: dict[str, Any], model: Path, tmp_path: Path, baseline: Outcome
 ) -> None:
-    router = get_router_handle(engines, router_file(tmp_path, "adaptive"))
+    router = get_router_handle(engines, router_file(tmp_path, "name: adaptive"))
     outcome = asyncio.run(play(LLMServerClient(trainer_config(model), router), LOAD))
     status = ray.get(router.get_status.remote())
     ray.kill(router)
