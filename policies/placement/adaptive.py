@@ -210,7 +210,7 @@ class Adaptive:
         self, observation: Observation, outlook: Outlook, rng: np.random.Generator
     ) -> None:
         before, context = self._book.step, np.array(self._book.context)
-        log_cost = self._book.follow(observation, outlook.model, self._contexts)
+        log_cost = self._book.follow(observation, outlook, self._contexts)
         if self._book.step != before:
             self._open, self._step_groups, self._advised = (), 0, USUAL.name
         here = int((observation.groups.step == observation.trainer.step).sum())

@@ -1,5 +1,5 @@
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ from support.controllers import steered_by
 from support.observations import (
     ended_table,
     forecast_of,
+    group_table,
     observation,
     replica_table,
     trajectory_table,
@@ -32,16 +33,23 @@ PLAIN = Contexts()
 
 
 def at(step: int, now_s: float, ended: list[int] = [], unfinished: int = 1) -> Observation:  # noqa: B006
-    table = trajectory_table([R] * unfinished, replica_row=[0] * unfinished)
+    on = np.zeros(unfinished, dtype=np.int64)
+    table = trajectory_table([R] * unfinished, replica_row=on)
     trainer = TrainerSignal(step=step)
     return observation(table, replica_table(2), now_s, ended=ended_table(ended), trainer=trainer)
 
 
+def outlook_of(seen: Observation, left: float = 50.0, contexts: Contexts = PLAIN) -> Outlook:
+    """M = 10 ms, c = 1 ms, two replicas; all that is unfinished has `left` tokens to write."""
+    forecast = forecast_of(seen, [left] * len(seen.trajectories))
+    return replace(Outlook.of(seen, forecast, contexts), model=model_of(2))
+
+
 def cost(*seen: Observation, contexts: Contexts = PLAIN) -> float | None:
-    """What the last observation says of the step before.  M = 10 ms, c = 1 ms, two replicas."""
+    """What the last observation says of the step before."""
     book, found = StepBook(), None
     for one in seen:
-        found = book.follow(one, model_of(2), contexts)
+        found = book.follow(one, outlook_of(one, contexts=contexts), contexts)
     return found
 
 
@@ -69,10 +77,11 @@ def test_a_step_in_which_nothing_ended_or_that_took_no_time_costs_nan() -> None:
 
 
 def test_a_fleet_that_died_costs_nan() -> None:
-    book, dead = StepBook(), model_of(2, alive=[False, False])
-    book.follow(at(0, 10.0), dead, PLAIN)
-    book.follow(at(0, 14.0, [100]), dead, PLAIN)
-    assert np.isnan(book.follow(at(1, 20.0), dead, PLAIN))  # type: ignore[arg-type]
+    book, found = StepBook(), None
+    for one in (at(0, 10.0), at(0, 14.0, [100]), at(1, 20.0)):
+        dead = replace(outlook_of(one), model=model_of(2, alive=[False, False]))
+        found = book.follow(one, dead, PLAIN)
+    assert np.isnan(found)  # type: ignore[arg-type]
 
 
 def test_each_step_is_counted_for_itself() -> None:
@@ -97,19 +106,69 @@ def test_a_step_that_never_ends_does_not_fill_the_memory(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "MOST_ENDED", 10)
     book = StepBook()
     for tick in range(100):
-        book.follow(at(0, float(tick), [5, 6, 7]), model_of(2), PLAIN)
+        one = at(0, float(tick), [5, 6, 7])
+        book.follow(one, outlook_of(one), PLAIN)
     assert sum(map(len, book.state_dict()["length"])) <= 12
 
 
 def test_a_state_that_was_saved_goes_on_the_same() -> None:
-    book = StepBook()
-    book.follow(at(0, 10.0), model_of(2), PLAIN)
-    book.follow(at(0, 14.0, [100, 200]), model_of(2), PLAIN)
+    book, next_ = StepBook(), at(1, 20.0, [300])
+    for one in (at(0, 10.0), at(0, 14.0, [100, 200])):
+        book.follow(one, outlook_of(one), PLAIN)
     again = StepBook.from_state(json.loads(json.dumps(book.state_dict(), allow_nan=False)))
-    for one in (book, again):
-        assert one.follow(at(1, 20.0, [300]), model_of(2), PLAIN) == pytest.approx(
-            np.log(4.0 / 3.4)
-        )
+    for kept in (book, again):
+        assert kept.follow(next_, outlook_of(next_), PLAIN) == pytest.approx(np.log(4.0 / 3.4))
+
+
+def begins(step: int, now_s: float, own: int, late: int, ended: list[int] = []) -> Observation:  # noqa: B006
+    """The first look at a step: `late` were put off in the one before with 400 tokens written, and
+    belong to groups 100, 101, ...; what ended does to others."""
+    n = own + late
+    table = trajectory_table(
+        [Q] * n,
+        generated_tokens=[0] * own + [400] * late,
+        deferred=[0] * own + [1] * late,
+    )
+    groups = group_table(n, step=[step] * own + [step - 1] * late)
+    groups = replace(groups, group_id=np.concatenate((np.arange(own), 100 + np.arange(late))))
+    trainer, table_of_ended = TrainerSignal(step=step), ended_table(ended)
+    return observation(
+        table, replica_table(2), now_s, groups=groups, ended=table_of_ended, trainer=trainer
+    )
+
+
+def test_a_step_that_puts_off_pays_for_what_the_next_one_takes_longer() -> None:
+    """Own of the first: 100 and 200 tokens ended, one of 400 + 50 is carried.  The default would
+    have needed 4.5 s + .55 s: 100 and 450 on one replica.  It took 3 s, and the second step, of one
+    answer of 50 tokens a replica, ends .05 s later for 50 more there."""
+    carried = begins(1, 20.0, own=2, late=1)
+    found = cost(at(0, 10.0), at(0, 13.0, [100, 200]), carried)
+    assert found == pytest.approx(np.log((3.0 + 0.05) / (4.5 + 0.55)), abs=1e-6)
+
+
+def test_a_step_after_one_that_put_off_is_not_credited_for_what_was_written_then() -> None:
+    """All 450 tokens of group 100 were counted before; own are 100 and 200, in 2.2 s + .05 s."""
+    ended = replace(ended_table([100, 200, 450]), group_id=np.array([0, 1, 100]))
+    later = replace(at(1, 22.25), ended=ended)
+    found = cost(at(0, 10.0), begins(1, 20.0, own=2, late=1), later, at(2, 30.0))
+    assert found == pytest.approx(0.0, abs=1e-6)
+
+
+def test_what_a_step_carries_out_is_unknown_where_the_next_only_waits_for_it() -> None:
+    """A drain: it says nothing of the step before, nor of itself."""
+    seen = (at(0, 10.0), at(0, 13.0, [100]), begins(1, 20.0, own=0, late=1))
+    assert np.isnan(cost(*seen))  # type: ignore[arg-type]
+    late = replace(ended_table([450]), group_id=np.array([100]))
+    assert np.isnan(cost(*seen, replace(at(1, 22.0), ended=late), at(2, 30.0)))  # type: ignore[arg-type]
+
+
+def test_the_groups_that_were_carried_in_outlive_a_saved_state() -> None:
+    book = StepBook()
+    for one in (at(0, 10.0), begins(1, 20.0, own=2, late=1)):
+        book.follow(one, outlook_of(one), PLAIN)
+    again = StepBook.from_state(json.loads(json.dumps(book.state_dict(), allow_nan=False)))
+    assert again.state_dict() == book.state_dict()
+    assert again.carried_s == pytest.approx(0.05)
 
 
 def waiting(n: int, capacity: float) -> np.ndarray:
@@ -141,8 +200,7 @@ class Booked(StickyLeastInflight):
     _book: StepBook = field(default_factory=StepBook)
 
     def decide(self, observation: Observation, forecast: Forecast, rng: Any) -> list[Decision]:
-        model = Outlook.of(observation, forecast, PLAIN).model
-        found = self._book.follow(observation, model, PLAIN)
+        found = self._book.follow(observation, Outlook.of(observation, forecast, PLAIN), PLAIN)
         if found is not None:
             self.costs.append(found)
         return super().decide(observation, forecast, rng)
