@@ -31,12 +31,13 @@ from steersman.controller.trace.writer import NoTrace, TraceWriter
 from steersman.estimators.errors import InvalidInputError
 from steersman.mechanisms.http_vllm.contract import ServedFleet
 
-COLLECT_AT = (10_000, 50, 100)
-"""New objects, and visits, after which each generation is looked at: a hundred requests, in half a
-millisecond."""
-SWITCH_S = 0.0005
+COLLECT_AT = (500, 1000, 100)
+"""New objects, and visits, after which each generation is looked at.  A visit of 500 takes half a
+millisecond, one of 10,000 took 12 ms, in which six of 500 requests a second came to wait in line;
+the survivors (what is open: 20 ms at 256 requests) are looked at once in a minute."""
+SWITCH_S = 0.0002
 """Longest wait of the event loop for a thread that computes; Python's own is 5 ms, more than a
-request should take."""
+request should take.  It waits so long at each of its callbacks while a decision is taken."""
 BACKLOG = 4096
 """Connections that wait to be taken: a step's requests come at once.  Linux's own limit."""
 

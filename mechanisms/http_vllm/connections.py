@@ -8,150 +8,13 @@ come, and keeps connections.
 
 import asyncio
 import ssl
-from collections import deque
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Self, cast
+from collections.abc import Mapping
+from typing import cast
 
 import httptools
 from yarl import URL
 
-HIGH_WATER = 1 << 20
-"""Bytes of a body that wait to be read before its server is asked to hold on."""
-
-
-class Response:
-    """The answer on one connection; its body is read as it comes.
-
-    Close it when done: a connection whose answer was read to its end serves the next request.
-    """
-
-    def __init__(self, connection: "Connection") -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        """By lower-case name; the last of several wins."""
-        self._connection: Connection | None = connection
-        self._pieces: deque[bytes] = deque()
-        self._waiting = 0
-        self._taker: Callable[[bytes], bool] | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: Exception | None = None
-        self._begun = self._complete = False
-
-    async def readany(self) -> bytes:
-        """Whatever has come; empty at the end.  Raises `OSError` where the connection broke."""
-        while not self._pieces:
-            if self._complete:
-                return b""
-            await self._wait()
-        return self.read_nowait()
-
-    def give(self, taker: Callable[[bytes], bool]) -> None:
-        """From now on `taker` gets the body, each piece as it comes and not in some task's turn.
-
-        It answers whether `moved` shall return; what it raises, `moved` raises.
-        """
-        self._taker = taker
-        if self._pieces:
-            self.body(self.read_nowait())
-
-    async def moved(self) -> None:
-        """Until `give`'s taker wants it, or the body ends."""
-        if self._error is None and not self._complete:
-            await self._wait()
-        if self._error is not None:
-            raise self._error
-
-    def read_nowait(self) -> bytes:
-        """What is here already."""
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        if self._waiting > HIGH_WATER and self._connection is not None:
-            self._connection.hold(False)
-        self._waiting = 0
-        return data
-
-    async def read(self) -> bytes:
-        """All of the body."""
-        parts = []
-        while part := await self.readany():
-            parts.append(part)
-        return b"".join(parts)
-
-    def at_eof(self) -> bool:
-        """Whether the end has come and everything was read."""
-        return self._complete and not self._pieces
-
-    def close(self) -> None:
-        """Give the connection back, or end it where the answer is not complete.  Idempotent."""
-        connection, self._connection = self._connection, None
-        self._taker = None  # it may know this answer: a circle that only the collector would end
-        if connection is not None:
-            connection.release(self._complete)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def head(self) -> None:
-        """Wait for status and headers."""
-        while not self._begun:
-            await self._wait()
-
-    async def _wait(self) -> None:
-        if self._error is not None:
-            raise self._error
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    # Told by the connection
-
-    def begin(self, status: int) -> None:
-        """The headers are complete."""
-        self.status, self._begun = status, True
-        self._wake()
-
-    def body(self, data: bytes) -> int:
-        """A piece of the body; returns how much waits to be read."""
-        if self._taker is not None:
-            if self._error is not None:
-                return 0
-            try:
-                wanted = self._taker(data)
-            except Exception as error:
-                self._error, wanted = error, True
-            if wanted:
-                self._wake()
-            return 0
-        self._pieces.append(data)
-        self._waiting += len(data)
-        self._wake()
-        return self._waiting
-
-    def complete(self) -> None:
-        """The body has ended."""
-        self._complete = True
-        self._wake()
-
-    def broke(self, error: Exception) -> None:
-        """The connection is gone."""
-        if not self._complete:
-            self._error = error
-            self._wake()
+from steersman.mechanisms.http_vllm.response import HIGH_WATER, Response
 
 
 class Connection(asyncio.Protocol):
@@ -268,6 +131,15 @@ class Connections:
         self._idle: dict[tuple[str, int, bool], list[Connection]] = {}
         self._all: set[Connection] = set()
 
+    def at_once(
+        self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
+    ) -> Response | None:
+        """Send it on a kept connection; None: there is none.  What has not `begun` when it breaks
+        was not answered, and may be asked with `request`: its server had closed it meanwhile."""
+        told = self._written(method, url, body or b"", headers)
+        kept = self._kept(_place(url))
+        return None if kept is None else kept.send(told)
+
     async def request(
         self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
     ) -> Response:
@@ -277,10 +149,7 @@ class Connections:
         breaks before any answer, the request goes out once more, on a new one.  Raises `OSError`,
         `TimeoutError` where no connection can be made.
         """
-        place = (url.host or "", url.port or 80, url.scheme == "https")
-        told = self._written(method, url, body or b"", headers)
-        if (kept := self._kept(place)) is not None:
-            response = kept.send(told)
+        if (response := self.at_once(method, url, body, headers)) is not None:
             try:
                 await response.head()
             except ConnectionError:
@@ -290,7 +159,8 @@ class Connections:
                 raise
             else:
                 return response
-        response = (await self._connected(place)).send(told)
+        told = self._written(method, url, body or b"", headers)
+        response = (await self._connected(_place(url))).send(told)
         try:
             await response.head()
         except BaseException:
@@ -348,3 +218,8 @@ class Connections:
                 raise ConnectionAbortedError("a header or path holds a line break")
         head = "\r\n".join(lines).encode("utf-8", "surrogateescape")
         return head + b"\r\n\r\n" + body
+
+
+def _place(url: URL) -> tuple[str, int, bool]:
+    """Host, port, and whether it is encrypted."""
+    return url.host or "", url.port or 80, url.scheme == "https"

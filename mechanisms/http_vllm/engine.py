@@ -28,7 +28,8 @@ from steersman.mechanisms.fleet import (
 )
 from steersman.mechanisms.http_vllm.aborts import Aborts
 from steersman.mechanisms.http_vllm.ask import Abilities, Answer, Ask
-from steersman.mechanisms.http_vllm.errand import Errand, Place
+from steersman.mechanisms.http_vllm.errand import Errand
+from steersman.mechanisms.http_vllm.place import Place
 from steersman.mechanisms.http_vllm.probe import FIRST_TOKEN_S, Found, probe
 from steersman.mechanisms.http_vllm.scrape import Counters, read_page
 from steersman.mechanisms.http_vllm.settings import HttpSettings
@@ -73,6 +74,7 @@ class Engine:
         self._wire, self._settings, self._changed, self._clock = wire, settings, changed, clock
         self._counters = Counters()
         self._errands: dict[Attempt, Errand] = {}
+        self._place: Place | None = None
         self._aborts = Aborts(wire)
         self._checking: asyncio.Task[bool] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -109,17 +111,7 @@ class Engine:
             return
         if not self._errands:
             self._heard()
-        place = Place(
-            self._wire,
-            self._base,
-            self.abilities,
-            self.is_well,
-            self._heard,
-            lambda: self.weight_version,
-            self._usage_told,
-            self._ended,
-        )
-        errand = self._errands[attempt] = Errand(attempt, ask, place)
+        errand = self._errands[attempt] = Errand(attempt, ask, self._place_now())
         errand.begin()
 
     def abort(self, attempt: Attempt) -> None:
@@ -211,6 +203,21 @@ class Engine:
 
     # Inside
 
+    def _place_now(self) -> Place:
+        """Where errands go, until its abilities change."""
+        if self._place is None or self._place.abilities is not self.abilities:
+            self._place = Place(
+                self._wire,
+                self._base,
+                self.abilities,
+                self.is_well,
+                self._heard,
+                lambda: self.weight_version,
+                self._usage_told,
+                self._ended,
+            )
+        return self._place
+
     def _at(self, path: str) -> URL:
         return self._base.with_path(self._base.path.rstrip("/") + path)
 
@@ -229,8 +236,8 @@ class Engine:
         if usage.get("prompt_tokens_details") is None and event.get("metrics") is None:
             self.abilities = replace(self.abilities, tells_usage=False)
 
-    def _ended(self, errand: Errand) -> None:
-        self._errands.pop(errand.attempt, None)
+    def _ended(self, attempt: Attempt) -> None:
+        self._errands.pop(attempt, None)
         self._changed()
 
     async def _check(self) -> bool:

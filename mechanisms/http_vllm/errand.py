@@ -1,15 +1,17 @@
 """One attempt on one engine: asked over HTTP, read as it is written, ended exactly once.
 
-A task carries it; its done-callback is what ends the attempt, so that nothing that happens to the
-task, not even a cancellation before its first step, leaves an attempt without an end.  A natural
-end that is already here beats whatever the task was stopped for.  What is left of an answer after
-its end is read on for a moment, so that its connection can be used again.
+Usually nothing has to be waited for: the request is written on a kept connection at once, the
+answer is taken piece by piece as it comes, and with its last token the attempt has ended.  Whatever
+else happens (there is no connection, an error, a break, a move, words that must be waited for) is
+for a task, which goes on with the answer in hand; its done-callback is what ends the attempt then,
+so that nothing that happens to the task, not even a cancellation before its first step, leaves an
+attempt without an end.  A natural end that is already here beats whatever it was stopped for.  What
+is left of an answer after its end is read on for a moment: then its connection can be used again.
 """
 
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,12 +21,13 @@ import msgspec
 from yarl import URL
 
 from steersman.mechanisms.fleet import Attempt, AttemptEnd, EndReason, VersionSpan
-from steersman.mechanisms.http_vllm.ask import Abilities, Answer, Ask, Delta
-from steersman.mechanisms.http_vllm.connections import Response
+from steersman.mechanisms.http_vllm.ask import Answer, Ask, Delta
 from steersman.mechanisms.http_vllm.dialects.logprobs import values_of
+from steersman.mechanisms.http_vllm.place import Place
 from steersman.mechanisms.http_vllm.probe import as_version
+from steersman.mechanisms.http_vllm.response import Response
 from steersman.mechanisms.http_vllm.sse import DONE, Events
-from steersman.mechanisms.http_vllm.wire import Wire, whole
+from steersman.mechanisms.http_vllm.wire import whole
 
 log = logging.getLogger(__name__)
 
@@ -45,23 +48,6 @@ class RefusedError(Exception):
     def __init__(self, answer: Answer) -> None:
         super().__init__(_words(answer))
         self.answer = answer
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an errand is carried out, and whom it tells."""
-
-    wire: Wire
-    base: URL
-    abilities: Abilities
-    is_well: Callable[[], Awaitable[bool]]
-    """Asks whether the engine lives after a sign that it may not."""
-    heard: Callable[[int | None], None]
-    """Called when something was written, with the weight version if it was told."""
-    weight_version: Callable[[], int]
-    usage: Callable[[dict[str, Any]], None]
-    """Called with the event that follows the last token."""
-    ended: Callable[["Errand"], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -92,28 +78,65 @@ class Errand:
     _events: Events = field(default_factory=Events)
 
     def begin(self) -> None:
-        """Start its task."""
+        """Ask the engine."""
         self.start = len(self.ask.token_ids)
         self.ask.answer = None
-        self.task = asyncio.create_task(self._carry(), name=self.attempt.request.attempt_id)
-        self.task.add_done_callback(self._over)
+        response = self._sent_at_once()
+        if response is None:
+            self._begin_task()
+        else:
+            self._response = response
+            response.give(self._feed)
+            response.call(self._called)
 
     def stop(self) -> None:
         """Close its connection."""
-        if self.task is not None:
-            self.task.cancel()
+        if self.task is None:
+            if self.attempt.end is not None:
+                return
+            self._begin_task()
+        assert self.task is not None
+        self.task.cancel()
+
+    def _begin_task(self) -> None:
+        if self._response is not None:
+            self._response.call(None)
+        self.task = asyncio.create_task(self._carry(), name=self.attempt.request.attempt_id)
+        self.task.add_done_callback(self._over)
+
+    def _sent_at_once(self) -> Response | None:
+        if self.ask.dialect is None:
+            return None
+        try:
+            return self.place.wire.at_once(*self._request())
+        except Exception:  # the task will meet it again, and has means to end the attempt by it
+            return None
+
+    def _called(self) -> None:
+        """Something happened to an answer that no task waits for."""
+        response = self._response
+        assert response is not None
+        if self._told_all and self.natural is not None and not response.broken:
+            response.let_go(LAST_WORDS_S)
+        elif not response.begun or response.refused or self._wants_task(response):
+            self._begin_task()
+
+    def _wants_task(self, response: Response) -> bool:
+        """Not if all that came is a head."""
+        ended = self.natural is not None or self._heard_out()
+        return ended or response.broken or response.at_eof()
 
     async def _carry(self) -> tuple[EndReason, str]:
-        place, ask = self.place, self.ask
+        ask = self.ask
         try:
             while True:
-                method, url, body, headers = self._request()
-                async with await place.wire.open(method, url, body, headers) as self._response:
-                    if self._response.status >= HTTPStatus.BAD_REQUEST:
-                        raise RefusedError(await whole(self._response))
+                async with await self._opened() as response:
+                    if response.refused:
+                        raise RefusedError(await whole(response))
                     if ask.dialect is None:
-                        return await self._relay(self._response)
-                    end = await self._read(self._response)
+                        return await self._relay(response)
+                    end = await self._read(response)
+                self._response = None
                 if not ask.cut or self.aborted:
                     return end
                 self._events = Events()  # its dialect goes on in another request
@@ -121,6 +144,17 @@ class Errand:
             return await self._refused(error)
         except (OSError, TimeoutError) as error:
             return await self._broken(error)
+
+    async def _opened(self) -> Response:
+        """The answer in hand, or the head of one that is asked for now."""
+        response = self._response
+        if response is not None and (response.begun or not response.broken):
+            await response.head()
+            return response
+        if response is not None:  # its connection had been closed by the engine meanwhile
+            response.close()
+        self._response = await self.place.wire.open(*self._request())
+        return self._response
 
     def _request(self) -> tuple[str, URL, bytes, dict[str, str]]:
         ask, place = self.ask, self.place
@@ -130,8 +164,7 @@ class Errand:
         put = ask.dialect.resume if ask.deltas else ask.dialect.ask
         upstream = put(ask, self.attempt.request.attempt_id, place.abilities)
         self.abort_id = upstream.abort_id
-        url = place.base.with_path(place.base.path.rstrip("/") + upstream.path)
-        return "POST", url, upstream.body, dict(upstream.headers)
+        return "POST", place.url(upstream.path), upstream.body, dict(upstream.headers)
 
     # Reading
 
@@ -139,7 +172,7 @@ class Errand:
         """Until `[DONE]`; what the engine says after its last token is waited for only a moment."""
         response.give(self._feed)
         with suppress(TimeoutError):
-            while not (self._heard_out() or response.at_eof()):
+            while response.broken or not (self._heard_out() or response.at_eof()):
                 if self.natural is None:
                     await response.moved()
                 else:
@@ -301,7 +334,7 @@ class Errand:
         tokens = ask.token_ids[self.start :]
         logprobs = self.logprobs if len(self.logprobs) == len(tokens) else []
         spans = self.spans if tokens else []
-        self.place.ended(self)
+        self.place.ended(self.attempt)
         self.attempt.finish(AttemptEnd(reason, tokens, logprobs, spans, detail))
 
     @property

@@ -13,7 +13,8 @@ import aiohttp
 from yarl import URL
 
 from steersman.mechanisms.http_vllm.ask import Answer
-from steersman.mechanisms.http_vllm.connections import Connections, Response
+from steersman.mechanisms.http_vllm.connections import Connections
+from steersman.mechanisms.http_vllm.response import Response
 from steersman.mechanisms.http_vllm.settings import HttpSettings
 
 KEEP_ALIVE_S = 3.0
@@ -52,6 +53,12 @@ class Wire:
         if not settings.verify_tls:
             tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         self._connections = Connections(headers, settings.connect_timeout_s, KEEP_ALIVE_S, tls)
+
+    def at_once(
+        self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
+    ) -> Response | None:
+        """Send it now, if a connection is kept; see `Connections.at_once`."""
+        return self._connections.at_once(method, url, body, headers)
 
     async def open(
         self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]

@@ -83,7 +83,7 @@ async def test_an_abort_by_id_brings_the_tokens_not_shown_yet(
     assert all(delta.finish_reason is None for delta in ask.deltas)
 
 
-async def test_an_abort_before_anything_was_sent_ends_it_at_once(
+async def test_an_abort_in_the_turn_it_was_sent_in_ends_it_without_a_token(
     fleet: HttpFleet, engines: list[FakeVllm]
 ) -> None:
     attempt = fleet.start("engine-0", request_of(plain_ask(PROMPT, LONG), "a-0"))
@@ -91,7 +91,7 @@ async def test_an_abort_before_anything_was_sent_ends_it_at_once(
     assert attempt.end is None, "not in the middle of the command"
     end = await end_of(attempt)
     assert (end.reason, end.tokens) == (EndReason.ABORT, [])
-    assert not engines[0].asked
+    await until(lambda: engines[0].running == 0)
 
 
 @pytest.mark.parametrize("by_id", [True, False], ids=["by id", "by closing"])
@@ -311,3 +311,28 @@ async def test_a_dialect_that_fails_ends_its_attempt(
     end = await carried_out(fleet, "engine-0", ask)
     assert end.reason is EndReason.ERROR
     assert "a-0" in caplog.text
+
+
+async def test_a_usual_attempt_needs_no_task(fleet: HttpFleet, engines: list[FakeVllm]) -> None:
+    """From the second on, whose connection is kept; and it gives that back without one."""
+    await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-0")
+    pool = fleet._wire._connections
+    for number in range(1, 4):
+        await until(lambda: any(pool._idle.values()))
+        before = asyncio.all_tasks()
+        attempt = fleet.start("engine-0", request_of(plain_ask(PROMPT, 20, body=ON), f"a-{number}"))
+        assert asyncio.all_tasks() == before
+        end = await end_of(attempt)
+        assert end.tokens == reference(PROMPT, 20, ignore_eos=True)
+    assert len(pool._all) == 1
+
+
+async def test_an_error_in_the_last_piece_of_an_answer_is_told_as_such(
+    fleet: HttpFleet, engines: list[FakeVllm]
+) -> None:
+    """The error event, `[DONE]` and the end come together, to an attempt that no task reads."""
+    await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-0")
+    engines[0].errors = [0]
+    end = await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-1")
+    assert end.reason is EndReason.ERROR
+    assert "before it was complete" not in end.detail

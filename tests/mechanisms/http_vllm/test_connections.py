@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from yarl import URL
 
-from steersman.mechanisms.http_vllm.connections import HIGH_WATER, Connections
+from steersman.mechanisms.http_vllm.connections import Connections
+from steersman.mechanisms.http_vllm.response import HIGH_WATER
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -190,3 +191,65 @@ async def test_a_header_with_a_line_break_is_never_written() -> None:
         with pytest.raises(ConnectionError, match="line break"):
             await pool.request("POST", url, b"", {"X-A": "b\r\nX-Evil: 1"})
     assert heads == []
+
+
+async def test_what_is_sent_at_once_goes_out_on_a_kept_connection_or_not_at_all() -> None:
+    async with served(answers) as (url, heads, pool):
+        assert pool.at_once("POST", url, b"{}", {}) is None
+        assert await body_of(pool, url) == b"ok"
+        response = pool.at_once("POST", url, b"{}", {})
+        assert response is not None
+        await response.head()
+        assert await response.read() == b"ok"
+        response.close()
+        assert len(pool._all) == 1
+    assert len(heads) == 2
+
+
+async def test_who_does_not_wait_is_called_at_the_head_for_pieces_and_at_the_end() -> None:
+    async with served(answers) as (url, _, pool):
+        await body_of(pool, url)
+        response = pool.at_once("POST", url, b"{}", {})
+        assert response is not None
+        seen: list[tuple[bool, bool]] = []
+        over = asyncio.Event()
+
+        def called() -> None:
+            assert response is not None
+            seen.append((response.begun, response.at_eof()))
+            if response.at_eof():
+                over.set()
+
+        response.give(lambda piece: piece == b"ok")
+        response.call(called)
+        await asyncio.wait_for(over.wait(), 5)
+        response.close()
+    assert seen == [(True, False), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it never ends"])
+async def test_an_answer_that_is_let_go_frees_its_connection_at_its_end_or_after_a_while(
+    ends: bool,
+) -> None:
+    go = asyncio.Event()
+
+    async def chunks(reader: object, writer: asyncio.StreamWriter, head: bytes) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        await writer.drain()
+        await go.wait()
+        writer.write(b"0\r\n\r\n")
+
+    async with served(chunks) as (url, _, pool):
+        response = await pool.request("POST", url, b"", {})
+        (connection,) = pool._all
+        response.let_go(60.0 if ends else 0.01)
+        if ends:
+            go.set()
+            while not any(pool._idle.values()):
+                await asyncio.sleep(0.001)
+            assert connection.is_open
+        else:
+            while pool._all:
+                await asyncio.sleep(0.001)
+            go.set()
+        assert response._caller is response._taker is response._patience is None
