@@ -336,3 +336,26 @@ async def test_an_error_in_the_last_piece_of_an_answer_is_told_as_such(
     end = await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-1")
     assert end.reason is EndReason.ERROR
     assert "before it was complete" not in end.detail
+
+
+@pytest.mark.parametrize("how", ["aborted", "lost", "closed"])
+async def test_an_attempt_without_a_task_ends_when_it_is_given_up(
+    fleet: HttpFleet, engines: list[FakeVllm], how: str
+) -> None:
+    await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-0")
+    await until(lambda: any(fleet._wire._connections._idle.values()))
+    fleet.engine("engine-0").abilities = Abilities()  # it is aborted by closing the connection
+    before = asyncio.all_tasks()
+    attempt = fleet.start("engine-0", request_of(plain_ask(PROMPT, LONG, body=ON), "a-1"))
+    assert asyncio.all_tasks() == before
+    await until(lambda: attempt.generated_tokens)
+    if how == "aborted":
+        fleet.abort(attempt)
+    elif how == "lost":
+        fleet.engine("engine-0").lose("it is dead")
+    else:
+        await fleet.close()
+    end = await end_of(attempt)
+    assert end.reason is (EndReason.ABORT if how == "aborted" else EndReason.LOST)
+    assert end.tokens == reference(PROMPT, LONG, ignore_eos=True)[: len(end.tokens)]
+    await until(lambda: engines[0].running == 0)
