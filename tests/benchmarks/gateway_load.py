@@ -4,7 +4,8 @@
 
 Two fake engines (one process each: 100 tokens in half a second, whatever the load) are asked
 directly, through `steersman serve`, and through a peer if one is named.  Rounds alternate, so that
-each figure has its pair in the same round; medians over rounds are printed.  `added` is the
+each figure has its pair in the same round, and nothing else is attached to the engines meanwhile:
+an idle gateway looks at them too.  Medians over rounds are printed.  `added` is the
 difference of the quantiles to asking directly.  Not a test: a shared machine makes p99 what it
 likes.
 """
@@ -83,44 +84,47 @@ def measure(peer: str, rounds: int, seconds: float, serve: Sequence[str]) -> dic
         fake = [sys.executable, str(HERE / "support/fake_vllm.py"), "--port", "0"]
         fake += ["--token-s", "0.005", "--max-num-seqs", "1024"]
         engines = [stack.enter_context(process(fake))[1] for _ in range(2)]
-        ours, our_url = stack.enter_context(
-            process(
-                [
-                    str(Path(sys.executable).with_name("steersman")),
-                    "serve",
-                    "--engines",
-                    *engines,
-                    "--port",
-                    "0",
-                    *serve,
-                ]
-            )
-        )
-        targets: dict[str, tuple[int, list[str]]] = {
-            "direct": (0, engines),
-            "steersman": (ours.pid, [our_url]),
-        }
-        if peer:
-            port = random.randint(20000, 40000)
-            command = [peer, "--worker-urls", *engines, "--port", str(port), "--policy"]
-            command += ["round_robin", "--host", "127.0.0.1", "--log-level", "error"]
-            router, url = stack.enter_context(process(command, f"http://127.0.0.1:{port}"))
-            targets["peer"] = router.pid, [url]
+        names = ["direct", "steersman", *(["peer"] if peer else [])]
         found: dict[str, Any] = {}
         for concurrency in (256, 512):
-            runs: dict[str, list[dict[str, Any]]] = {name: [] for name in targets}
+            runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
             for turn in range(rounds):
-                names = list(targets)
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                    pid, urls = targets[name]
-                    before_s = cpu_s(pid) if pid else 0.0
-                    run = load(urls, concurrency, seconds)
-                    used_s = cpu_s(pid) - before_s if pid else 0.0
-                    run["cpu_ms"] = 1e3 * used_s / (run["per_s"] * (seconds + WARM_S))
-                    run["rss_mib"] = rss_mib(pid) if pid else 0.0
-                    runs[name].append(run)
-            found[str(concurrency)] = {name: compared(runs, name) for name in targets}
+                at = turn % len(names)
+                for name in names[at:] + names[:at]:
+                    with between(name, engines, peer, serve) as (pid, urls):
+                        runs[name].append(run_of(pid, urls, concurrency, seconds))
+            found[str(concurrency)] = {name: compared(runs, name) for name in names}
     return found
+
+
+@contextmanager
+def between(
+    name: str, engines: list[str], peer: str, serve: Sequence[str]
+) -> Iterator[tuple[int, list[str]]]:
+    """What is asked, up for this one run: its process (0: none of its own) and where it listens."""
+    if name == "direct":
+        yield 0, engines
+        return
+    if name == "peer":
+        port = random.randint(20000, 40000)
+        command = [peer, "--worker-urls", *engines, "--port", str(port), "--policy"]
+        command += ["round_robin", "--host", "127.0.0.1", "--log-level", "error"]
+        url = f"http://127.0.0.1:{port}"
+    else:
+        command = [str(Path(sys.executable).with_name("steersman")), "serve", "--engines"]
+        command, url = [*command, *engines, "--port", "0", *serve], ""
+    with process(command, url) as (server, listens):
+        yield server.pid, [listens]
+
+
+def run_of(pid: int, urls: list[str], concurrency: int, seconds: float) -> dict[str, Any]:
+    """One measurement, with what it cost the process between."""
+    before_s = cpu_s(pid) if pid else 0.0
+    run = load(urls, concurrency, seconds)
+    used_s = cpu_s(pid) - before_s if pid else 0.0
+    run["cpu_ms"] = 1e3 * used_s / (run["per_s"] * (seconds + WARM_S))
+    run["rss_mib"] = rss_mib(pid) if pid else 0.0
+    return run
 
 
 def compared(runs: dict[str, list[dict[str, Any]]], name: str) -> dict[str, float]:
