@@ -75,6 +75,7 @@ class Engine:
         self._counters = Counters()
         self._errands: dict[Attempt, Errand] = {}
         self._place: Place | None = None
+        self._stats: tuple[tuple[int, tuple[int, int, int]], ReplicaStats] | None = None
         self._aborts = Aborts(wire)
         self._checking: asyncio.Task[bool] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -99,8 +100,15 @@ class Engine:
         return self._counters.page.values
 
     def stats(self) -> ReplicaStats:
-        """The last look, with what was sent there and ended since."""
-        return self._counters.stats(len(self._errands), self.info.max_num_seqs, self.weight_version)
+        """The last look, with what was sent there and ended since.
+
+        Kept until something changes: each arrival asks all engines.
+        """
+        counters = self._counters
+        told = len(self._errands), self.info.max_num_seqs, self.weight_version
+        if self._stats is None or self._stats[0] != (counters.looks, told):
+            self._stats = (counters.looks, told), counters.stats(*told)
+        return self._stats[1]
 
     # Requests
 

@@ -90,6 +90,8 @@ class Counters:
         self.seen_s = float("-inf")
         self.moved_s = float("-inf")
         """When its counters last changed."""
+        self.looks = 0
+        """Grows with everything that changes what `stats` says, but for its arguments."""
         self._busy_s = 0.0
         self._last: dict[str, float] = {}
         self._sums = dict.fromkeys(_STEADY + _BUSY, 0.0)
@@ -108,6 +110,7 @@ class Counters:
 
     def take(self, page: Page, own: int, now_s: float, *, paused: bool) -> None:
         """Note a look, with `own` requests from here under way and its time."""
+        self.looks += 1
         now = _counters(page)
         running = page["num_requests_running"] > 0 and not paused
         deltas = {name: value - self._last.get(name, value) for name, value in now.items()}
@@ -125,6 +128,7 @@ class Counters:
 
     def forget(self) -> None:
         """The engine died: what it said is no longer true, but the sums are."""
+        self.looks += 1
         self.page, self._last, self._was_running, self._own_then = Page(), {}, False, 0
 
     def stats(self, own: int, max_num_seqs: int, weight_version: int) -> ReplicaStats:
