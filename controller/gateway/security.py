@@ -185,14 +185,19 @@ def tls_context(settings: GatewayConfig) -> ssl.SSLContext | None:
 
 
 def middlewares(settings: GatewayConfig, tokens: Tokens | None = None) -> list[Middleware]:
-    """For the application, the outermost first."""
+    """For the application."""
     tokens = Tokens.load(settings) if tokens is None else tokens
 
     @web.middleware
     async def shield(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Time limit; and every error is an answer in the engines' form."""
+        """What may not come in, a time limit, and every error is an answer in the engines' form."""
         limit = asyncio.timeout(settings.request_timeout_s)
         try:
+            refusal = _unwanted(request, tokens)
+            if refusal is None and (request.content_length or 0) > settings.max_body_bytes:
+                refusal = _too_large(settings)  # one that tells no size is counted as it comes
+            if refusal is not None:
+                return refusal
             async with limit:
                 return await handler(request)
         except web.HTTPException as error:
@@ -213,27 +218,17 @@ def middlewares(settings: GatewayConfig, tokens: Tokens | None = None) -> list[M
         except Exception as error:
             return _unexpected(request, error)
 
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Tokens, and the origin of what browsers send."""
-        scope = scope_of(request)
-        refusal = tokens.refusal(scope, _presented(request))
-        if refusal is None and _is_foreign(request):
-            refusal = error_response(403, "sent by a web page of another site")
-        if refusal is None:
-            return await handler(request)
-        if refusal.status == 401 and _is_look(request):
-            refusal.headers.add("WWW-Authenticate", 'Basic realm="steersman"')
-        return refusal
+    return [shield]
 
-    @web.middleware
-    async def bound(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Size limit; what does not tell its size is counted as it comes, by aiohttp."""
-        if (request.content_length or 0) <= settings.max_body_bytes:
-            return await handler(request)
-        return _too_large(settings)
 
-    return [shield, guard, bound]
+def _unwanted(request: web.Request, tokens: Tokens) -> web.Response | None:
+    """Tokens, and the origin of what browsers send."""
+    refusal = tokens.refusal(scope_of(request), _presented(request))
+    if refusal is None and _is_foreign(request):
+        return error_response(403, "sent by a web page of another site")
+    if refusal is not None and refusal.status == 401 and _is_look(request):
+        refusal.headers.add("WWW-Authenticate", 'Basic realm="steersman"')
+    return refusal
 
 
 def error_response(
