@@ -1,4 +1,5 @@
 import json
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from steersman.policies.adaptive.contexts import Contexts
 from steersman.policies.adaptive.outlook import Outlook
 from steersman.policies.adaptive.steps import FEATURES, StepBook, features
 from steersman.policies.decision import Decision
+from steersman.policies.placement.adaptive import Adaptive
 from steersman.policies.placement.sticky_least_inflight import StickyLeastInflight
 
 Q, R = Phase.QUEUED, Phase.RUNNING
@@ -214,3 +216,32 @@ def test_the_default_rule_costs_about_nothing(seed: int) -> None:
     steered(workload, EIGHT, steered_by(policy))
     assert len(policy.costs) == 3
     assert np.abs(policy.costs).max() < 0.1
+
+
+@dataclass
+class InTurns(Adaptive):
+    """Puts off in every other step, as the default rule does otherwise."""
+
+    costs: list[float] = field(default_factory=list)
+
+    def decide(self, observation: Observation, forecast: Forecast, rng: Any) -> list[Decision]:
+        step = observation.trainer.step
+        self._arm = "full" if step % 2 == 0 else "default"
+        book = deepcopy(self._book)
+        found = book.follow(
+            observation, Outlook.of(observation, forecast, self._contexts), self._contexts
+        )
+        if found is not None:
+            self.costs.append(found)
+        return super().decide(observation, forecast, rng)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_in_turns_the_steps_that_put_off_are_the_cheap_ones(seed: int) -> None:
+    """And not those that find half of their longest answers written."""
+    policy = InTurns(allow="corrected", stack="full")
+    workload = made_up(Lengths(steps=14, groups=32, group_size=4, p90_over_p50=6.0), seed)
+    steered(workload, EIGHT, steered_by(policy), max_lag=1)
+    costs = np.array(policy.costs[3:])  # of steps 3, 4, ...
+    puts_off, default = costs[1::2], costs[::2]
+    assert puts_off.mean() < default.mean() - 0.1
