@@ -118,7 +118,10 @@ class Errand:
         assert response is not None
         if self._told_all and self.natural is not None and not response.broken:
             response.let_go(LAST_WORDS_S)
-        elif not response.begun or response.refused or self._wants_task(response):
+        elif response.refused:
+            response.give(None)  # its body is no stream of events: the task reads it
+            self._begin_task()
+        elif self._wants_task(response):
             self._begin_task()
 
     def _wants_task(self, response: Response) -> bool:

@@ -49,13 +49,14 @@ class Response:
             await self._wait()
         return self.read_nowait()
 
-    def give(self, taker: Callable[[bytes], bool]) -> None:
+    def give(self, taker: Callable[[bytes], bool] | None) -> None:
         """From now on `taker` gets the body, each piece as it comes and not in some task's turn.
 
-        It answers whether `moved` shall return; what it raises, `moved` raises.
+        It answers whether `moved` shall return; what it raises, `moved` raises.  None: the body
+        waits again for who reads it.
         """
         self._taker = taker
-        if self._pieces:
+        if taker is not None and self._pieces:
             self.body(self.read_nowait())
 
     def call(self, caller: Callable[[], None] | None) -> None:

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from support.attempts import carried_out, end_of, until
 from support.fake_vllm import FakeVllm, reference, text_of
 from support.plain_dialect import plain_ask, raw_ask, request_of
@@ -22,6 +23,20 @@ ON: dict[str, Any] = {"ignore_eos": True}
 """Writes until its budget is used up."""
 HELD = {**ON, "stream_interval": 10_000}
 """Shows its first token and then nothing until its end."""
+
+
+@pytest_asyncio.fixture(params=["new connection", "kept connection"])
+async def fleet(
+    fleet: HttpFleet, engines: list[FakeVllm], request: pytest.FixtureRequest
+) -> HttpFleet:
+    """An attempt on a kept connection begins without a task: all of this must hold for both."""
+    if request.param == "kept connection":
+        for name, engine in zip(("engine-0", "engine-1"), engines, strict=True):
+            await carried_out(fleet, name, plain_ask(PROMPT, 1, body=ON), "warm")
+            engine.asked.clear()
+        idle = fleet._wire._connections._idle
+        await until(lambda: sum(map(len, idle.values())) == len(engines))
+    return fleet
 
 
 async def test_an_undisturbed_attempt_writes_the_answer(fleet: HttpFleet) -> None:
@@ -316,15 +331,15 @@ async def test_a_dialect_that_fails_ends_its_attempt(
 async def test_a_usual_attempt_needs_no_task(fleet: HttpFleet, engines: list[FakeVllm]) -> None:
     """From the second on, whose connection is kept; and it gives that back without one."""
     await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-0")
-    pool = fleet._wire._connections
+    pool, place = fleet._wire._connections, ("127.0.0.1", engines[0].port, False)
     for number in range(1, 4):
-        await until(lambda: any(pool._idle.values()))
+        await until(lambda: pool._idle.get(place))
         before = asyncio.all_tasks()
         attempt = fleet.start("engine-0", request_of(plain_ask(PROMPT, 20, body=ON), f"a-{number}"))
         assert asyncio.all_tasks() == before
         end = await end_of(attempt)
         assert end.tokens == reference(PROMPT, 20, ignore_eos=True)
-    assert len(pool._all) == 1
+    assert [connection.place for connection in pool._all].count(place) == 1
 
 
 async def test_an_error_in_the_last_piece_of_an_answer_is_told_as_such(
@@ -343,7 +358,8 @@ async def test_an_attempt_without_a_task_ends_when_it_is_given_up(
     fleet: HttpFleet, engines: list[FakeVllm], how: str
 ) -> None:
     await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-0")
-    await until(lambda: any(fleet._wire._connections._idle.values()))
+    place = "127.0.0.1", engines[0].port, False
+    await until(lambda: fleet._wire._connections._idle.get(place))
     fleet.engine("engine-0").abilities = Abilities()  # it is aborted by closing the connection
     before = asyncio.all_tasks()
     attempt = fleet.start("engine-0", request_of(plain_ask(PROMPT, LONG, body=ON), "a-1"))
