@@ -134,22 +134,26 @@ class Connections:
     def at_once(
         self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
     ) -> Response | None:
-        """Send it on a kept connection; None: there is none.  What has not `begun` when it breaks
-        was not answered, and may be asked with `request`: its server had closed it meanwhile."""
-        told = self._written(method, url, body or b"", headers)
-        kept = self._kept(_place(url))
-        return None if kept is None else kept.send(told)
+        """Send it on a kept connection; None: there is none.  Give it to `request` to wait for."""
+        return self._sent(_place(url), self._written(method, url, body or b"", headers))
 
     async def request(
-        self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        url: URL,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        sent: Response | None = None,
     ) -> Response:
-        """The head of an answer.
+        """The head of an answer; to what was `sent` at once, if it was.
 
         A kept connection may have been closed by its server while the request was on its way: if it
         breaks before any answer, the request goes out once more, on a new one.  Raises `OSError`,
         `TimeoutError` where no connection can be made.
         """
-        if (response := self.at_once(method, url, body, headers)) is not None:
+        place, told = _place(url), self._written(method, url, body or b"", headers)
+        response = self._sent(place, told) if sent is None else sent
+        if response is not None:
             try:
                 await response.head()
             except ConnectionError:
@@ -159,14 +163,17 @@ class Connections:
                 raise
             else:
                 return response
-        told = self._written(method, url, body or b"", headers)
-        response = (await self._connected(_place(url))).send(told)
+        response = (await self._connected(place)).send(told)
         try:
             await response.head()
         except BaseException:
             response.close()
             raise
         return response
+
+    def _sent(self, place: tuple[str, int, bool], told: bytes) -> Response | None:
+        kept = self._kept(place)
+        return None if kept is None else kept.send(told)
 
     def keep(self, connection: Connection) -> None:
         """It may serve another request."""

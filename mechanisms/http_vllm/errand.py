@@ -150,13 +150,8 @@ class Errand:
 
     async def _opened(self) -> Response:
         """The answer in hand, or the head of one that is asked for now."""
-        response = self._response
-        if response is not None and (response.begun or not response.broken):
-            await response.head()
-            return response
-        if response is not None:  # its connection had been closed by the engine meanwhile
-            response.close()
-        self._response = await self.place.wire.open(*self._request())
+        if self._response is None or not self._response.begun:
+            self._response = await self.place.wire.open(*self._request(), sent=self._response)
         return self._response
 
     def _request(self) -> tuple[str, URL, bytes, dict[str, str]]:

@@ -61,10 +61,15 @@ class Wire:
         return self._connections.at_once(method, url, body, headers)
 
     async def open(
-        self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        url: URL,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        sent: Response | None = None,
     ) -> Response:
         """The head of an answer, to be read on by the caller; raises `OSError`, `TimeoutError`."""
-        return await self._connections.request(method, url, body, headers)
+        return await self._connections.request(method, url, body, headers, sent)
 
     async def call(
         self,

@@ -56,6 +56,18 @@ async def answers(reader: object, writer: asyncio.StreamWriter, head: bytes) -> 
     writer.write(OK)
 
 
+def in_two(go: asyncio.Event) -> Serve:
+    """Answers "one" at once, and "two" and the end when it may."""
+
+    async def chunks(reader: object, writer: asyncio.StreamWriter, head: bytes) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        await writer.drain()
+        await go.wait()
+        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    return chunks
+
+
 async def test_a_connection_serves_one_request_after_another() -> None:
     async with served(answers) as (url, heads, pool):
         assert [await body_of(pool, url) for _ in range(3)] == [b"ok"] * 3
@@ -102,13 +114,7 @@ async def test_a_body_that_breaks_off_raises_after_what_came() -> None:
 async def test_pieces_come_as_they_are_written_and_a_given_up_answer_ends_its_connection() -> None:
     go = asyncio.Event()
 
-    async def chunks(reader: object, writer: asyncio.StreamWriter, head: bytes) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
-        await writer.drain()
-        await go.wait()
-        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
-
-    async with served(chunks) as (url, _, pool):
+    async with served(in_two(go)) as (url, _, pool):
         async with await pool.request("POST", url, b"", {}) as response:
             assert await response.readany() == b"one"
             go.set()
@@ -126,12 +132,6 @@ async def test_pieces_come_as_they_are_written_and_a_given_up_answer_ends_its_co
 async def test_a_taker_gets_each_piece_at_once_and_its_error_is_raised() -> None:
     go = asyncio.Event()
 
-    async def chunks(reader: object, writer: asyncio.StreamWriter, head: bytes) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
-        await writer.drain()
-        await go.wait()
-        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
-
     taken: list[bytes] = []
 
     def take(piece: bytes) -> bool:
@@ -141,7 +141,7 @@ async def test_a_taker_gets_each_piece_at_once_and_its_error_is_raised() -> None
     def refuse(piece: bytes) -> bool:
         raise ValueError(piece.decode())
 
-    async with served(chunks) as (url, _, pool):
+    async with served(in_two(go)) as (url, _, pool):
         async with await pool.request("POST", url, b"", {}) as response:
             response.give(take)
             go.set()
@@ -233,13 +233,7 @@ async def test_an_answer_that_is_let_go_frees_its_connection_at_its_end_or_after
 ) -> None:
     go = asyncio.Event()
 
-    async def chunks(reader: object, writer: asyncio.StreamWriter, head: bytes) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
-        await writer.drain()
-        await go.wait()
-        writer.write(b"0\r\n\r\n")
-
-    async with served(chunks) as (url, _, pool):
+    async with served(in_two(go)) as (url, _, pool):
         response = await pool.request("POST", url, b"", {})
         (connection,) = pool._all
         response.let_go(60.0 if ends else 0.01)
