@@ -26,7 +26,8 @@ from aiohttp.typedefs import Handler
 from steersman.controller.gateway.call import Call, fields_of
 from steersman.controller.gateway.keys import DESK, SETTINGS
 from steersman.controller.gateway.merging import merged
-from steersman.controller.gateway.security import DATA, WATCH, Scope, error_response, scope_of
+from steersman.controller.gateway.reply import error_response
+from steersman.controller.gateway.security import DATA, WATCH, Scope, scope_of
 from steersman.controller.gateway.shadow import (
     ANYTHING_ELSE,
     PREFIX,

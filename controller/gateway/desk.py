@@ -279,6 +279,8 @@ class Desk:
         question.news.set()
         if question.abandoned:
             question.release()
+        if question.on_finished is not None:
+            question.on_finished(question)
 
     def _signal(self) -> TrainerSignal:
         return self.pace.signal(self.controller.config.normaliser)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,6 +70,8 @@ class Question:
     unfinished: int = 0
     """Asks that have not ended."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    on_finished: "Callable[[Question], None] | None" = None
+    """Called once it has finished, by which time all that was written is here."""
     abandoned: bool = False
     notes: Any = None
     """Of its form: how far its stream is."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from steersman.controller.gateway.reply import Reply
 from steersman.estimators.errors import InvalidInputError
 
 GRACE_S = 30.0
@@ -26,15 +27,6 @@ KEEP_S = 600.0
 """Answers are kept so long for those that repeat a request."""
 KEEP_BYTES = 64 << 20
 """Of answers, together; the oldest go first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer that can be sent more than once."""
-
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

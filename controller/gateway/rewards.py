@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from steersman.controller.gateway.keys import DESK
-from steersman.controller.gateway.security import error_response
+from steersman.controller.gateway.reply import error_response
 from steersman.estimators.errors import InvalidInputError
 
 PATH = "/steersman/rewards"

@@ -23,14 +23,13 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from http import HTTPStatus
 from pathlib import Path
 from typing import Self
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from steersman.controller.gateway.reply import Reply, error_response, refusal, response_of
 from steersman.controller.gateway.settings import GatewayConfig
 from steersman.controller.gateway.shadow import ANYTHING_ELSE, route_of
 from steersman.estimators.errors import InvalidInputError
@@ -212,7 +211,7 @@ def middlewares(settings: GatewayConfig, tokens: Tokens | None = None) -> list[M
                 return _unexpected(request, error)
             if _has_begun(request):
                 raise ConnectionResetError("the answer took too long") from error
-            return error_response(504, f"no answer within {settings.request_timeout_s:g} s")
+            return response_of(too_late(settings))
         except ConnectionError:  # its client went away
             raise
         except Exception as error:
@@ -221,28 +220,25 @@ def middlewares(settings: GatewayConfig, tokens: Tokens | None = None) -> list[M
     return [shield]
 
 
+def may_ask(headers: Mapping[str, str], tokens: Tokens) -> bool:
+    """Whether nothing in its headers forbids a request for output."""
+    allowed = tokens.refusal(Scope.DATA, _bearer(headers)) is None
+    return allowed and not _is_foreign(headers)
+
+
 def _unwanted(request: web.Request, tokens: Tokens) -> web.Response | None:
     """Tokens, and the origin of what browsers send."""
     refusal = tokens.refusal(scope_of(request), _presented(request))
-    if refusal is None and _is_foreign(request):
+    if refusal is None and _is_foreign(request.headers):
         return error_response(403, "sent by a web page of another site")
     if refusal is not None and refusal.status == 401 and _is_look(request):
         refusal.headers.add("WWW-Authenticate", 'Basic realm="steersman"')
     return refusal
 
 
-def error_response(
-    status: int, message: str, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    """An error in the form in which engines tell theirs."""
-    kind = HTTPStatus(status).phrase
-    error = {"message": message, "type": kind, "param": None, "code": status}
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode({"error": error}),
-        content_type="application/json",
-        headers=headers,
-    )
+def too_late(settings: GatewayConfig) -> Reply:
+    """Its time is over."""
+    return refusal(504, f"no answer within {settings.request_timeout_s:g} s")
 
 
 def _too_large(settings: GatewayConfig) -> web.Response:
@@ -252,14 +248,19 @@ def _too_large(settings: GatewayConfig) -> web.Response:
     return response
 
 
-def _unexpected(request: web.Request, error: Exception) -> web.Response:
+def unexpected(route: str, error: Exception) -> Reply:
     """A bug.  Its message may quote what a client wrote, so it is told to nobody."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename}:{place.lineno}"
-    log.error("%s failed: %s at %s", route_of(request), type(error).__name__, where)
+    log.error("%s failed: %s at %s", route, type(error).__name__, where)
+    return refusal(500, "an error inside the gateway")
+
+
+def _unexpected(request: web.Request, error: Exception) -> web.Response:
+    reply = unexpected(route_of(request), error)
     if _has_begun(request):
         raise ConnectionResetError("the answer cannot be finished") from error
-    return error_response(500, "an error inside the gateway")
+    return response_of(reply)
 
 
 def _has_begun(request: web.Request) -> bool:
@@ -275,24 +276,27 @@ def _presented(request: web.Request) -> str:
     along by itself, whoever made it ask.
     """
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip()
     if scheme.lower() == "basic" and _is_look(request):
         try:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
             return ""
-    return ""
+    return _bearer(request.headers)
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    scheme, _, value = headers.get("Authorization", "").partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else ""
 
 
 def _is_look(request: web.Request) -> bool:
     return request.method in ("GET", "HEAD") and route_of(request).startswith(WATCH)
 
 
-def _is_foreign(request: web.Request) -> bool:
+def _is_foreign(headers: Mapping[str, str]) -> bool:
     """Whether a web page of another site made a browser send it: nobody asked for that."""
-    origin = request.headers.get("Origin")
-    return origin is not None and origin.partition("://")[2] != request.headers.get("Host")
+    origin = headers.get("Origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("Host")
 
 
 def _digest(token: str) -> bytes:

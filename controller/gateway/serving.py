@@ -20,7 +20,7 @@ from aiohttp import web
 
 from steersman.controller.config import Config
 from steersman.controller.core import Controller
-from steersman.controller.gateway.app import build_app, runner_of
+from steersman.controller.gateway.app import Runner, build_app
 from steersman.controller.gateway.clock import PausableClock
 from steersman.controller.gateway.desk import Desk
 from steersman.controller.gateway.security import Tokens, check_exposure, tls_context
@@ -94,7 +94,7 @@ async def serve(config: Config, attach: Attach, announce: Callable[[Opened], Non
         async with Desk(fleet, controller, settings, trace=trace, clock=clock, spans=spans) as desk:
             app = build_app(desk, settings)
             app[PORTS] = {}
-            runner = runner_of(app)
+            runner = Runner(app)
             await runner.setup()
             try:
                 opened = await _listen(runner, app, desk, tls)

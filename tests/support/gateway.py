@@ -11,7 +11,7 @@ from support.fake_vllm import FakeVllm
 
 from steersman.controller.config import load_config
 from steersman.controller.core import Controller
-from steersman.controller.gateway.app import build_app, runner_of
+from steersman.controller.gateway.app import Runner, build_app
 from steersman.controller.gateway.clock import PausableClock
 from steersman.controller.gateway.desk import Desk
 from steersman.controller.gateway.shadow import PORTS
@@ -85,7 +85,7 @@ async def gateway(
         await stack.enter_async_context(desk)
         app = build_app(desk, config.gateway)
         app[PORTS] = {}
-        runner = runner_of(app)
+        runner = Runner(app)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         names = [info.name for info in fleet.replicas] if config.gateway.shadow_ports else []

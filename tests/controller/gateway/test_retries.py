@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from steersman.controller.gateway import retries as module
-from steersman.controller.gateway.retries import KEEP_BYTES, KEEP_S, Reply, Retries, RetryKey
+from steersman.controller.gateway.reply import Reply
+from steersman.controller.gateway.retries import KEEP_BYTES, KEEP_S, Retries, RetryKey
 from steersman.estimators.errors import InvalidInputError
 
 ANSWER = Reply(200, b"42", {})

@@ -13,7 +13,7 @@ from support.fake_fleet import EOS, FakeFleet, reference
 
 from steersman.controller.config import load_config
 from steersman.controller.core import Controller
-from steersman.controller.gateway.app import build_app, runner_of
+from steersman.controller.gateway.app import Runner, build_app
 from steersman.controller.gateway.desk import Desk
 from steersman.mechanisms.execution import ToReplica
 from steersman.mechanisms.http_vllm.fleet import HttpFleet
@@ -27,7 +27,7 @@ async def gateway(inner: FakeFleet) -> AsyncIterator[tuple[Desk, aiohttp.ClientS
     config = load_config(None, ["placement.name=sticky_least_inflight"], {})
     fleet = cast(HttpFleet, ServedRayFleet(inner, "head:6379"))
     async with Desk(fleet, Controller.from_config(config), config.gateway) as desk:
-        runner = runner_of(build_app(desk, config.gateway))
+        runner = Runner(build_app(desk, config.gateway))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
