@@ -81,7 +81,7 @@ def rss_mib(pid: int) -> float:
 def measure(peer: str, rounds: int, seconds: float, serve: Sequence[str]) -> dict[str, Any]:
     """All figures, by number of open requests and target."""
     with ExitStack() as stack:
-        fake = [sys.executable, str(HERE / "support/fake_vllm.py"), "--port", "0"]
+        fake = [sys.executable, str(HERE / "support/fast_vllm.py"), "--port", "0"]
         fake += ["--token-s", "0.005", "--max-num-seqs", "1024"]
         engines = [stack.enter_context(process(fake))[1] for _ in range(2)]
         names = ["direct", "steersman", *(["peer"] if peer else [])]

@@ -177,8 +177,7 @@ class Engine:
         try:
             sequence.begin(self.eos_share)
             start_s = self.clock() + self.prefill_s
-            self._started[sequence] = start_s
-            self.counters["prompt_tokens"] += len(sequence.prompt)
+            self.begun(sequence, start_s)
             while True:
                 boundary = sequence.boundary
                 await self._until(sequence, start_s + boundary * self.token_s)
@@ -197,7 +196,7 @@ class Engine:
                 if pieces:
                     yield pieces
         finally:
-            self._leave(sequence)
+            self.leave(sequence)
 
     def catch_up(self) -> None:
         """Count what has been written by now.
@@ -208,8 +207,13 @@ class Engine:
         for sequence in self.running:
             if not sequence.ends_by_length:
                 self._catch_up(sequence)
-            elif sequence in self._started:
-                self._count(sequence, min(self._due(sequence), sequence.boundary - 1))
+            else:
+                self.count_due(sequence, sequence.boundary - 1)
+
+    def count_due(self, sequence: Stream, most: int) -> None:
+        """What its time allows by now, `most` tokens at most."""
+        if sequence in self._started:
+            self._count(sequence, min(self._due(sequence), most))
 
     def _due(self, sequence: Stream) -> int:
         if self.token_s <= 0:
@@ -262,7 +266,13 @@ class Engine:
             self._busy_since = time.monotonic()
         self.running.append(sequence)
 
-    def _leave(self, sequence: Stream) -> None:
+    def begun(self, sequence: Stream, start_s: float) -> None:
+        """It is written from then on."""
+        self._started[sequence] = start_s
+        self.counters["prompt_tokens"] += len(sequence.prompt)
+
+    def leave(self, sequence: Stream) -> None:
+        """It has ended, or nobody wants it any more."""
         self.running.remove(sequence)
         self._started.pop(sequence, None)
         if not self.running:

@@ -131,13 +131,15 @@ class FakeVllm:
         app.add_routes(TokenRoutes(self).routes())
         app.add_routes(ControlRoutes(self).routes())
         app.router.add_post("/fake", self._knobs)
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01
-        )
+        self._runner = self.runner_of(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, self.port, backlog=4096, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
+
+    def runner_of(self, app: web.Application) -> web.AppRunner:
+        """What serves it."""
+        return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
 
     async def down(self) -> None:
         """Die: open connections are reset, new ones refused."""
@@ -194,7 +196,7 @@ async def _serve(fake: FakeVllm) -> None:
         await asyncio.Event().wait()
 
 
-def main(arguments: list[str]) -> None:
+def serve_by(kind: type[FakeVllm], arguments: list[str]) -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (
@@ -212,10 +214,10 @@ def main(arguments: list[str]) -> None:
     told = vars(parser.parse_args(arguments))
     knobs = told.pop("knobs")
     try:
-        asyncio.run(_serve(FakeVllm(**told, **knobs)))
+        asyncio.run(_serve(kind(**told, **knobs)))
     except KeyboardInterrupt:
         return
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve_by(FakeVllm, sys.argv[1:])
