@@ -51,8 +51,8 @@ class Runner(web.AppRunner):
             app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL_S
         )
         settings = app[SETTINGS]
-        self._lanes = Lanes(app[DESK], settings, security.Tokens.load(settings))
-        app.on_shutdown.append(lambda _: self._lanes.close())
+        self.lanes = Lanes(app[DESK], settings, security.Tokens.load(settings))
+        app.on_shutdown.append(lambda _: self.lanes.close())
 
     @property
     def server(self) -> web.Server | None:
@@ -60,8 +60,8 @@ class Runner(web.AppRunner):
         behind = super().server
         if behind is None:
             return None
-        self._lanes.behind = behind
-        return cast(web.Server, self._lanes)  # sites only call it
+        self.lanes.behind = behind
+        return cast(web.Server, self.lanes)  # sites only call it
 
 
 async def answer(request: web.Request) -> web.StreamResponse:

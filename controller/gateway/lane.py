@@ -15,23 +15,16 @@ from contextlib import suppress
 from http.client import responses
 from typing import cast
 
-import httptools
-import msgspec
-from multidict import CIMultiDict
-
-from steersman.controller.gateway.asked import Asked, overloaded, question_of, reply_of
+from steersman.controller.gateway.asked import overloaded, question_of, reply_of
 from steersman.controller.gateway.desk import Desk
-from steersman.controller.gateway.forms import FORMS
 from steersman.controller.gateway.question import Question
 from steersman.controller.gateway.reply import Reply, refusal
 from steersman.controller.gateway.room import OverloadedError
-from steersman.controller.gateway.security import Tokens, may_ask, too_late, unexpected
+from steersman.controller.gateway.security import Tokens, too_late, unexpected
 from steersman.controller.gateway.settings import GatewayConfig
+from steersman.controller.gateway.usual import MOST_BODY, Head, usual_head
 from steersman.estimators.errors import InvalidInputError
 
-MOST_HEAD, MOST_BODY = 8190, 256 * 1024
-"""Bytes.  aiohttp's own limit of a header; and a prompt of 40,000 token ids, which takes longer to
-read than to wait."""
 IDLE_S = 3630.0
 """A connection is kept so long without a request: aiohttp's time, longer than a proxy's."""
 SWEEP_S = 30.0
@@ -39,65 +32,6 @@ FAREWELL_S = 3.0
 """For answers on their way when the gateway ends.  A client that does not read them is cut off
 after twice that where aiohttp serves it, which waits for its handler, and once more when that is
 cancelled."""
-UNUSUAL = (
-    "Transfer-Encoding",
-    "Content-Encoding",
-    "Expect",
-    "Upgrade",
-    "Idempotency-Key",
-    "X-Request-Id",
-)
-"""Headers that ask for more than an answer."""
-
-
-class Head(msgspec.Struct, frozen=True):
-    """Of a usual request."""
-
-    asked: Asked
-    size: int
-    """Bytes before the body."""
-    total: int
-    """Bytes of the request."""
-
-
-class _Reader:
-    """Told by httptools what a head says."""
-
-    def __init__(self) -> None:
-        self.target = b""
-        self.headers: CIMultiDict[str] = CIMultiDict()
-
-    def on_url(self, target: bytes) -> None:
-        self.target += target
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
-
-
-def usual_head(data: bytes, most_body: int, tokens: Tokens) -> Head | None:
-    """The head that `data` begins with; None: it is not whole, or not usual."""
-    end = data.find(b"\r\n\r\n", 0, MOST_HEAD)
-    if end < 0 or not data.startswith(b"POST /"):
-        return None
-    reader = _Reader()
-    parser = httptools.HttpRequestParser(reader)
-    try:
-        parser.feed_data(data[: end + 4])
-    except httptools.HttpParserError:
-        return None
-    headers, path = reader.headers, reader.target.decode("latin-1")
-    length = headers.get("Content-Length", "")
-    if (
-        path not in FORMS
-        or parser.get_http_version() != "1.1"
-        or not parser.should_keep_alive()
-        or not (length.isascii() and length.isdecimal())
-        or int(length) > min(most_body, MOST_BODY)
-        or any(name in headers for name in UNUSUAL)
-        or not may_ask(headers, tokens)
-    ):
-        return None
-    return Head(Asked("POST", path, path, headers), end + 4, end + 4 + int(length))
 
 
 class Lane(asyncio.Protocol):
@@ -188,13 +122,15 @@ class Lane(asyncio.Protocol):
 
     def _begin(self, head: Head) -> None:
         asked, desk = head.asked, self._lanes.desk
+        data, self._data = self._data, b""
         try:
-            question = question_of(asked, self._data[head.size :], desk)
+            question = question_of(asked, data[head.size :], desk)
             if question.streamed:
                 question.release()
+                self._data = data
                 self._hand_over()
                 return
-            self._data, self._question, question.on_finished = b"", question, self._finished
+            self._question, question.on_finished = question, self._finished
             desk.begin(question)
         except InvalidInputError as error:
             self._answer(refusal(400, str(error)))
@@ -204,7 +140,7 @@ class Lane(asyncio.Protocol):
             self._answer(unexpected(asked.path, error))
 
     def _finished(self, question: Question) -> None:
-        if question is not self._question:
+        if question is not self._question:  # it was given up
             return
         try:
             reply = reply_of(question, self._lanes.desk)
@@ -229,10 +165,12 @@ class Lane(asyncio.Protocol):
 
     def _late(self) -> None:
         """Its time is over; if its body is not even here, so is the connection's."""
-        came = self._question is not None
+        begun = self._question is not None
         self._give_up()
+        if not begun:
+            self._data = b""
         self._answer(too_late(self._lanes.settings))
-        if not came and self._transport is not None:
+        if not begun and self._transport is not None:
             self._transport.close()
 
     def _give_up(self) -> None:
@@ -242,7 +180,6 @@ class Lane(asyncio.Protocol):
             self._limit = None
         question, self._question = self._question, None
         if question is not None:
-            question.on_finished = None
             self._lanes.desk.abandon(question)
 
     def _hand_over(self) -> None:
@@ -279,6 +216,9 @@ class Lanes:
 
     def __call__(self) -> Lane:
         return Lane(self)
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def opened(self, lane: Lane) -> None:
         """A connection has come in."""

@@ -14,6 +14,7 @@ from steersman.controller.core import Controller
 from steersman.controller.gateway.app import Runner, build_app
 from steersman.controller.gateway.clock import PausableClock
 from steersman.controller.gateway.desk import Desk
+from steersman.controller.gateway.lane import Lanes
 from steersman.controller.gateway.shadow import PORTS
 from steersman.controller.gateway.tracing import RequestSpans
 from steersman.controller.trace.writer import TraceWriter
@@ -30,6 +31,8 @@ class Gateway:
     fakes: list[FakeVllm]
     client: aiohttp.ClientSession
     trace: TraceWriter
+    lanes: Lanes
+    """Of the connections that are not aiohttp's."""
     shadows: list[str] = field(default_factory=list)
     """Its address of each engine, with `gateway.shadow_ports=true`."""
 
@@ -98,4 +101,4 @@ async def gateway(
         )
         own = [fake for fake in fakes if isinstance(fake, FakeVllm)]
         shadows = [f"http://127.0.0.1:{each}" for each in ports]
-        yield Gateway(f"http://127.0.0.1:{port}", desk, own, client, trace, shadows)
+        yield Gateway(f"http://127.0.0.1:{port}", desk, own, client, trace, runner.lanes, shadows)
