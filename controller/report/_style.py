@@ -47,8 +47,11 @@ thead th { font-weight: 600; border-bottom: 1px solid var(--line); white-space: 
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 tbody th { font-weight: 400; }
 .figures td, .figures thead th:not(:first-child) { text-align: right; }
-.figures thead th { white-space: normal; overflow-wrap: anywhere; vertical-align: bottom; }
+.figures thead th { white-space: normal; vertical-align: bottom; }
 .figures th[scope=row] { min-width: 13em; }
+.figures:has(thead th:nth-child(10)) { font-size: 13.5px; }
+.figures:has(thead th:nth-child(10)) :is(th, td) { padding: 5px 7px; }
+.figures:has(thead th:nth-child(10)) th[scope=row] { min-width: 0; }
 .figures td, .num { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .num { text-align: right; }
 .compact :is(th, td) { padding: 5px 10px; white-space: nowrap; }
