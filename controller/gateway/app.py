@@ -11,7 +11,14 @@ from typing import cast
 from aiohttp import web
 
 from steersman.controller.gateway import control, rewards, security, seeing
-from steersman.controller.gateway.asked import Asked, overloaded, question_of, relayed, reply_of
+from steersman.controller.gateway.asked import (
+    Asked,
+    final_reply,
+    overloaded,
+    question_of,
+    relayed,
+    reply_of,
+)
 from steersman.controller.gateway.desk import Desk
 from steersman.controller.gateway.forms import FORMS
 from steersman.controller.gateway.info import info_of
@@ -51,7 +58,8 @@ class Runner(web.AppRunner):
             app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL_S
         )
         settings = app[SETTINGS]
-        self.lanes = Lanes(app[DESK], settings, security.Tokens.load(settings))
+        tokens = security.Tokens.load(settings)
+        self.lanes = Lanes(app[DESK], settings, tokens, app[RETRIES])
         app.on_shutdown.append(lambda _: self.lanes.close())
 
     @property
@@ -89,7 +97,9 @@ async def answer(request: web.Request) -> web.StreamResponse:
         return response_of(await retries.wait(earlier))
     if key is None:
         return response_of(await _whole(question, desk))
-    return response_of(await retries.wait(retries.run(key, _whole(question, desk))))
+    entry = retries.begin(key, lambda: desk.abandon(question))
+    question.when_finished(lambda question: entry.resolve(final_reply(question, desk)))
+    return response_of(await retries.wait(entry))
 
 
 async def _whole(question: Question, desk: Desk) -> Reply:
@@ -152,4 +162,4 @@ async def _send(response: web.StreamResponse, question: Question, desk: Desk) ->
 
 async def _give_up(app: web.Application) -> None:
     """Nobody will ask for what is still under way."""
-    await app[RETRIES].close()
+    app[RETRIES].close()

@@ -15,6 +15,7 @@ from steersman.controller.gateway.info import info_of
 from steersman.controller.gateway.question import Question
 from steersman.controller.gateway.reply import Reply, refusal
 from steersman.controller.gateway.room import OverloadedError
+from steersman.controller.gateway.security import unexpected
 from steersman.controller.gateway.shadow import path_of
 from steersman.mechanisms.http_vllm.ask import Answer, Ask
 
@@ -87,6 +88,14 @@ def reply_of(question: Question, desk: Desk) -> Reply:
         reply = Reply(200, question.form.whole(question))
     question.release()
     return reply
+
+
+def final_reply(question: Question, desk: Desk) -> Reply:
+    """The same, whatever happens: for who cannot be told of an error in another way."""
+    try:
+        return reply_of(question, desk)
+    except Exception as error:
+        return unexpected(question.path, error)
 
 
 def overloaded(error: OverloadedError) -> Reply:

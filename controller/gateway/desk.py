@@ -138,9 +138,9 @@ class Desk:
             self.loop.wake()
 
     def abandon(self, question: Question) -> None:
-        """Its client went away."""
+        """Its client went away: nobody is told of its end."""
         if not question.finished.is_set():
-            question.abandoned = True
+            question.abandoned, question.on_finished = True, None
             self.tally.abandoned += 1
             self._leave(question, _ABANDON, "its client went away")
 

@@ -12,13 +12,15 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http.client import responses
 from typing import cast
 
-from steersman.controller.gateway.asked import overloaded, question_of, reply_of
+from steersman.controller.gateway.asked import final_reply, overloaded, question_of
 from steersman.controller.gateway.desk import Desk
 from steersman.controller.gateway.question import Question
 from steersman.controller.gateway.reply import Reply, refusal
+from steersman.controller.gateway.retries import Entry, Retries, RetryKey
 from steersman.controller.gateway.room import OverloadedError
 from steersman.controller.gateway.security import Tokens, too_late, unexpected
 from steersman.controller.gateway.settings import GatewayConfig
@@ -44,6 +46,8 @@ class Lane(asyncio.Protocol):
         """What has come and is not begun."""
         self._head: Head | None = None
         self._question: Question | None = None
+        self._entry: Entry | None = None
+        """Of a request that has a name: a retry of it may wait for the same answer."""
         self._limit: asyncio.TimerHandle | None = None
         self._unread = self._held = False
         """The client does not read; nothing is read of it."""
@@ -121,35 +125,47 @@ class Lane(asyncio.Protocol):
             self._hand_over()
 
     def _begin(self, head: Head) -> None:
-        asked, desk = head.asked, self._lanes.desk
-        data, self._data = self._data, b""
-        try:
-            question = question_of(asked, data[head.size :], desk)
-            if question.streamed:
-                question.release()
-                self._data = data
-                self._hand_over()
-                return
-            self._question, question.on_finished = question, self._finished
-            desk.begin(question)
-        except InvalidInputError as error:
-            self._answer(refusal(400, str(error)))
-        except OverloadedError as error:
-            self._answer(overloaded(error))
-        except Exception as error:
-            self._answer(unexpected(asked.path, error))
-
-    def _finished(self, question: Question) -> None:
-        if question is not self._question:  # it was given up
+        asked, lanes = head.asked, self._lanes
+        raw = self._data[head.size :]
+        key = RetryKey.of(asked.headers, asked.path, raw)
+        if key is not None and key.retried:
+            self._hand_over()
             return
         try:
-            reply = reply_of(question, self._lanes.desk)
+            question = question_of(asked, raw, lanes.desk)
+            if question.streamed:
+                question.release()
+                self._hand_over()
+                return
+            self._data, self._question = b"", question
+            lanes.desk.begin(question)
+        except InvalidInputError as error:
+            self._refuse(refusal(400, str(error)))
+        except OverloadedError as error:
+            self._refuse(overloaded(error))
         except Exception as error:
-            reply = unexpected(question.path, error)
+            self._refuse(unexpected(asked.path, error))
+        else:
+            if key is not None:
+                self._entry = lanes.retries.begin(key, lambda: lanes.desk.abandon(question))
+                lanes.retries.join(self._entry)
+            question.when_finished(partial(self._finished, self._entry))
+
+    def _refuse(self, reply: Reply) -> None:
+        """It was not begun."""
+        self._data = b""
         self._answer(reply)
+
+    def _finished(self, entry: Entry | None, question: Question) -> None:
+        reply = final_reply(question, self._lanes.desk)
+        if entry is not None:
+            entry.resolve(reply)
+        if question is self._question:  # else a retry waits for it alone
+            self._answer(reply)
 
     def _answer(self, reply: Reply) -> None:
         self._question = self._head = None
+        self._leave_entry()
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
@@ -179,8 +195,14 @@ class Lane(asyncio.Protocol):
             self._limit.cancel()
             self._limit = None
         question, self._question = self._question, None
-        if question is not None:
+        if question is not None and self._entry is None:
             self._lanes.desk.abandon(question)
+        self._leave_entry()
+
+    def _leave_entry(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._lanes.retries.leave(entry)
 
     def _hand_over(self) -> None:
         """To aiohttp, with what has come."""
@@ -205,8 +227,10 @@ class Lane(asyncio.Protocol):
 class Lanes:
     """The lanes of one gateway; makes one for each connection that comes in."""
 
-    def __init__(self, desk: Desk, settings: GatewayConfig, tokens: Tokens) -> None:
-        self.desk, self.settings, self.tokens = desk, settings, tokens
+    def __init__(
+        self, desk: Desk, settings: GatewayConfig, tokens: Tokens, retries: Retries
+    ) -> None:
+        self.desk, self.settings, self.tokens, self.retries = desk, settings, tokens, retries
         self.behind: Callable[[], asyncio.Protocol]
         """Makes a handler for a connection that is not for a lane."""
         self.closing = False

@@ -71,7 +71,7 @@ class Question:
     """Asks that have not ended."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     on_finished: "Callable[[Question], None] | None" = None
-    """Called once it has finished, by which time all that was written is here."""
+    """Called once it has finished; to be set by `when_finished`."""
     abandoned: bool = False
     notes: Any = None
     """Of its form: how far its stream is."""
@@ -85,6 +85,13 @@ class Question:
     def public_id(self) -> str:
         """The id that its client sees."""
         return f"{self.form.prefix if self.form else ''}{self.request_id}"
+
+    def when_finished(self, callback: "Callable[[Question], None]") -> None:
+        """Call `callback` once, when all that was written is here (now, if it is)."""
+        if self.finished.is_set():
+            callback(self)
+        else:
+            self.on_finished = callback
 
     def listen(self) -> None:
         """Gather what is written, for a client that streams."""

@@ -13,10 +13,9 @@ connections: a retry simply runs.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 from steersman.controller.gateway.reply import Reply
 from steersman.estimators.errors import InvalidInputError
@@ -53,15 +52,21 @@ class RetryKey:
         return cls(f"id:{request_id}", digest, explicit=False, retried=count not in ("", "0"))
 
 
-class _Entry:
+class Entry:
     """A request under way, or its answer."""
 
-    __slots__ = ("digest", "done_s", "grace_s", "task", "waiters")
+    __slots__ = ("answer", "digest", "done_s", "give_up", "grace_s", "waiters")
 
-    def __init__(self, key: RetryKey, task: asyncio.Task[Reply]) -> None:
-        self.digest, self.task = key.digest, task
+    def __init__(self, key: RetryKey, give_up: Callable[[], None]) -> None:
+        self.digest, self.give_up = key.digest, give_up
+        self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.grace_s = GRACE_S if key.explicit else 0.0
         self.waiters, self.done_s = 0, 0.0
+
+    def resolve(self, reply: Reply) -> None:
+        """Its answer is here; not wanted if it was given up."""
+        if not self.answer.done():
+            self.answer.set_result(reply)
 
 
 class Retries:
@@ -69,15 +74,15 @@ class Retries:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._open: dict[str, _Entry] = {}
-        self._answered: OrderedDict[str, _Entry] = OrderedDict()
+        self._open: dict[str, Entry] = {}
+        self._answered: OrderedDict[str, Entry] = OrderedDict()
         """Oldest first."""
         self._kept_bytes = 0
 
     def __len__(self) -> int:
         return len(self._open) + len(self._answered)
 
-    def find(self, key: RetryKey | None) -> _Entry | None:
+    def find(self, key: RetryKey | None) -> Entry | None:
         """What `key` repeats.  Raises `InvalidInputError` if it is used for something else."""
         self._forget_old()
         if key is None or not key.retried:
@@ -91,45 +96,53 @@ class Retries:
             return None
         return entry
 
-    def run(self, key: RetryKey, work: Coroutine[Any, Any, Reply]) -> _Entry:
-        """Begin a request; it is forgotten if it fails."""
-        entry = _Entry(key, asyncio.create_task(work, name="steersman-request"))
+    def begin(self, key: RetryKey, give_up: Callable[[], None]) -> Entry:
+        """A request begins, whose answer its `resolve` will be told; it is forgotten if it fails.
+
+        `give_up` is called when nobody waits for it any more.
+        """
+        entry = Entry(key, give_up)
         if key.name not in self._open:
             self._open[key.name] = entry
-            entry.task.add_done_callback(lambda task: self._done(key.name, entry))
+            entry.answer.add_done_callback(lambda _: self._done(key.name, entry))
         return entry
 
-    async def wait(self, entry: _Entry) -> Reply:
-        """Its answer.  If nobody waits any more, it is given up, at once or after the grace."""
-        entry.waiters += 1
+    async def wait(self, entry: Entry) -> Reply:
+        """Its answer, for one who comes and may leave."""
+        self.join(entry)
         try:
-            return await asyncio.shield(entry.task)
+            return await asyncio.shield(entry.answer)
         finally:
-            entry.waiters -= 1
-            if entry.waiters == 0 and not entry.task.done():
-                loop = asyncio.get_running_loop()
-                loop.call_later(entry.grace_s, self._give_up, entry)
+            self.leave(entry)
 
-    async def close(self) -> None:
+    def join(self, entry: Entry) -> None:
+        """One more waits for it."""
+        entry.waiters += 1
+
+    def leave(self, entry: Entry) -> None:
+        """One waits no more.  If it was the last, it is given up, at once or after the grace."""
+        entry.waiters -= 1
+        if entry.waiters == 0 and not entry.answer.done():
+            asyncio.get_running_loop().call_later(entry.grace_s, self._give_up, entry)
+
+    def close(self) -> None:
         """Give up whatever is under way."""
-        tasks = [entry.task for entry in self._open.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for entry in list(self._open.values()):
+            if entry.answer.cancel():
+                entry.give_up()
 
-    def _give_up(self, entry: _Entry) -> None:
-        if entry.waiters == 0:
-            entry.task.cancel()
+    def _give_up(self, entry: Entry) -> None:
+        if entry.waiters == 0 and entry.answer.cancel():
+            entry.give_up()
 
-    def _done(self, name: str, entry: _Entry) -> None:
+    def _done(self, name: str, entry: Entry) -> None:
         del self._open[name]
-        failed = entry.task.cancelled() or entry.task.exception() is not None
-        if failed or entry.task.result().status >= 500:
+        if entry.answer.cancelled() or entry.answer.result().status >= 500:
             return
         entry.done_s = self._clock()
         self._forget(name)
         self._answered[name] = entry
-        self._kept_bytes += len(entry.task.result().body)
+        self._kept_bytes += len(entry.answer.result().body)
         self._forget_old()
 
     def _forget_old(self) -> None:
@@ -143,4 +156,4 @@ class Retries:
     def _forget(self, name: str) -> None:
         entry = self._answered.pop(name, None)
         if entry is not None:
-            self._kept_bytes -= len(entry.task.result().body)
+            self._kept_bytes -= len(entry.answer.result().body)

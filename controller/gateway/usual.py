@@ -11,14 +11,7 @@ from steersman.controller.gateway.security import Tokens, may_ask
 MOST_HEAD, MOST_BODY = 8190, 256 * 1024
 """Bytes.  aiohttp's own limit of a header; and a prompt of 40,000 token ids, which takes longer to
 read than to wait."""
-UNUSUAL = (
-    "Transfer-Encoding",
-    "Content-Encoding",
-    "Expect",
-    "Upgrade",
-    "Idempotency-Key",
-    "X-Request-Id",
-)
+UNUSUAL = ("Transfer-Encoding", "Content-Encoding", "Expect", "Upgrade", "Idempotency-Key")
 """Headers that ask for more than an answer."""
 
 

@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.gateway import Gateway, gateway
 
+from steersman.controller.gateway import asked as asked_module
 from steersman.controller.gateway import lane as lane_module
 from steersman.controller.gateway.lane import Lane, Lanes
+from steersman.controller.gateway.retries import Retries
 from steersman.controller.gateway.security import Tokens
 from steersman.controller.gateway.settings import GatewayConfig
 from steersman.controller.gateway.usual import MOST_BODY, MOST_HEAD, usual_head
@@ -149,7 +151,7 @@ UNUSUAL: dict[str, Callable[[], bytes]] = {
         json.dumps({**BODY, "stream": True}).replace("stream", "str\\u0065am").encode()
     ),
     "a name for retries": lambda: raw(Idempotency_Key="k"),
-    "a name": lambda: raw(X_Request_Id="k"),
+    "a retry": lambda: raw(X_Request_Id="k", X_Stainless_Retry_Count="1"),
     "its last request": lambda: raw(Connection="close"),
     "an expectation": lambda: raw(Expect="100-continue"),
     "a packed body": lambda: raw(gzip.compress(json.dumps(BODY).encode()), Content_Encoding="gzip"),
@@ -205,10 +207,11 @@ async def test_without_room_a_usual_request_is_told_when_to_come_back() -> None:
             await one.send(raw())
             while not gate.running():
                 await asyncio.sleep(0)
-            await other.send(raw())
+            await other.send(raw(X_Request_Id="k"))
             data = await other.reader.read(65536)
             assert data.startswith(b"HTTP/1.1 429 ")
             assert b"Retry-After: " in data
+            assert len(gate.lanes.retries) == 0  # a retry must not get the same
             assert text((await one.receive(1))[0])[0] == 200
 
 
@@ -222,10 +225,18 @@ async def test_requests_before_their_time_are_answered_in_their_order(together: 
         assert counts == [9, 3, 6]
 
 
-async def test_a_client_that_goes_away_has_its_usual_request_aborted() -> None:
+NAMED = [{}, {"X_Request_Id": "k"}, {"X_Request_Id": "k", "X_Stainless_Retry_Count": "1"}]
+
+
+@pytest.mark.parametrize("names", NAMED)
+async def test_a_client_that_goes_away_has_its_usual_request_aborted(
+    names: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     async with gateway(1, token_s=SLOW) as gate:
         async with client(gate) as one:
-            await one.send(raw({**BODY, "max_tokens": 1000}))
+            await one.send(raw({**BODY, "max_tokens": 1}, X_Request_Id="earlier"))
+            await one.receive(1)
+            await one.send(raw({**BODY, "max_tokens": 1000}, **names))
             while not gate.running():
                 await asyncio.sleep(0)
         async with asyncio.timeout(5):
@@ -233,6 +244,24 @@ async def test_a_client_that_goes_away_has_its_usual_request_aborted() -> None:
                 await asyncio.sleep(0.005)
         assert gate.desk.tally.abandoned == 1
         assert len(gate.lanes) == 0
+        assert len(gate.lanes.retries) == 1  # the one that was answered
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+async def test_a_retry_gets_the_answer_of_a_usual_request_that_has_a_name() -> None:
+    async with gateway(1, token_s=SLOW) as gate, client(gate) as one, client(gate) as other:
+        await one.send(raw(X_Request_Id="k"))
+        while not gate.running():
+            await asyncio.sleep(0)
+        assert len(gate.lanes) == 2
+        await other.send(raw(X_Request_Id="k", X_Stainless_Retry_Count="1"))
+        one.writer.close()  # the first client gives up; the second waits for the same
+        (answer,) = await other.receive(1)
+        assert answer[0] == 200
+        assert (gate.desk.tally.requests, gate.desk.tally.joined) == (1, 1)
+        await other.send(raw(X_Request_Id="k", X_Stainless_Retry_Count="2"))
+        assert (await other.receive(2))[1] == answer
+        assert gate.desk.tally.abandoned == 0
 
 
 async def test_a_request_that_takes_too_long_is_ended_and_told_so() -> None:
@@ -274,7 +303,7 @@ async def test_a_bug_is_an_answer_and_tells_nothing_of_the_request(
         raise ValueError("what the client wrote")
 
     async with gateway(1) as gate, client(gate) as one:
-        monkeypatch.setattr(lane_module, "reply_of", broken)
+        monkeypatch.setattr(asked_module, "reply_of", broken)
         await one.send(raw())
         await one.receive(1)
         monkeypatch.undo()
@@ -374,9 +403,20 @@ class Handler(asyncio.Protocol):
         self.data += data
 
 
+def lane_of(gate: Gateway) -> tuple[Lane, Handler, Wire]:
+    """One without a connection."""
+    lanes, handler = Lanes(gate.desk, gate.desk.settings, Tokens(), Retries()), Handler()
+    lanes.behind = lambda: handler
+    return Lane(lanes), handler, Wire()
+
+
 async def test_a_client_that_sends_without_reading_is_read_no_further() -> None:
     async with gateway(1, token_s=SLOW) as gate:
-        lanes, handler, wire = Lanes(gate.desk, gate.desk.settings, Tokens()), Handler(), Wire()
+        lanes, handler, wire = (
+            Lanes(gate.desk, gate.desk.settings, Tokens(), Retries()),
+            Handler(),
+            Wire(),
+        )
         lanes.behind = lambda: handler
         lane = Lane(lanes)
         lane.connection_made(wire)
@@ -398,9 +438,28 @@ async def test_a_client_that_sends_without_reading_is_read_no_further() -> None:
         assert wire.protocol is handler
 
 
+async def test_what_a_retry_still_waits_for_is_told_to_nobody_else() -> None:
+    async with gateway(1, token_s=SLOW) as gate:
+        lane, _, wire = lane_of(gate)
+        lane.connection_made(wire)
+        lane.data_received(raw(X_Request_Id="k"))
+        entry = lane._entry
+        assert entry is not None
+        waiting = asyncio.create_task(lane._lanes.retries.wait(entry))
+        await asyncio.sleep(0)
+        lane._late()
+        assert (await waiting).status == 200
+        assert wire.written.count(b"HTTP/1.1") == 1
+        assert wire.written.startswith(b"HTTP/1.1 504 ")
+
+
 async def test_aiohttp_is_told_that_a_client_does_not_read() -> None:
     async with gateway(1) as gate:
-        lanes, handler, wire = Lanes(gate.desk, gate.desk.settings, Tokens()), Handler(), Wire()
+        lanes, handler, wire = (
+            Lanes(gate.desk, gate.desk.settings, Tokens(), Retries()),
+            Handler(),
+            Wire(),
+        )
         lanes.behind = lambda: handler
         lane = Lane(lanes)
         lane.connection_made(wire)
@@ -418,6 +477,8 @@ REQUESTS = [
     raw(b"no json"),
     raw(path="/health", method="GET", body=b""),
     raw(X_Request_Id="k"),
+    raw(X_Request_Id="k", X_Stainless_Retry_Count="1"),
+    raw(Idempotency_Key="k"),
 ]
 
 
