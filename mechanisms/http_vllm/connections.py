@@ -1,7 +1,7 @@
 """HTTP/1.1 connections to engines, kept for the next request: the data path, and nothing more.
 
 A gateway spends its processor time on requests, not on tokens, and a general client is the largest
-part of it: with aiohttp's, a gateway spends .76 ms on a request; with this one .65.
+part of it: .1 ms of the .76 that a request took were saved by this one.
 Parsing is httptools' (Node's own parser); this only writes requests, hands bodies over as they
 come, and keeps connections.
 """
