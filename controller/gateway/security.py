@@ -192,11 +192,11 @@ def middlewares(settings: GatewayConfig, tokens: Tokens | None = None) -> list[M
         """What may not come in, a time limit, and every error is an answer in the engines' form."""
         limit = asyncio.timeout(settings.request_timeout_s)
         try:
-            refusal = _unwanted(request, tokens)
-            if refusal is None and (request.content_length or 0) > settings.max_body_bytes:
-                refusal = _too_large(settings)  # one that tells no size is counted as it comes
-            if refusal is not None:
-                return refusal
+            refused = _unwanted(request, tokens)
+            if refused is None and (request.content_length or 0) > settings.max_body_bytes:
+                refused = _too_large(settings)  # one that tells no size is counted as it comes
+            if refused is not None:
+                return refused
             async with limit:
                 return await handler(request)
         except web.HTTPException as error:
@@ -228,12 +228,12 @@ def may_ask(headers: Mapping[str, str], tokens: Tokens) -> bool:
 
 def _unwanted(request: web.Request, tokens: Tokens) -> web.Response | None:
     """Tokens, and the origin of what browsers send."""
-    refusal = tokens.refusal(scope_of(request), _presented(request))
-    if refusal is None and _is_foreign(request.headers):
+    refused = tokens.refusal(scope_of(request), _presented(request))
+    if refused is None and _is_foreign(request.headers):
         return error_response(403, "sent by a web page of another site")
-    if refusal is not None and refusal.status == 401 and _is_look(request):
-        refusal.headers.add("WWW-Authenticate", 'Basic realm="steersman"')
-    return refusal
+    if refused is not None and refused.status == 401 and _is_look(request):
+        refused.headers.add("WWW-Authenticate", 'Basic realm="steersman"')
+    return refused
 
 
 def too_late(settings: GatewayConfig) -> Reply:

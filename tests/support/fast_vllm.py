@@ -10,7 +10,6 @@ All else is the fake's as it is; its knobs for failures do not reach the shortcu
 
 import asyncio
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -91,23 +90,25 @@ def _chunk(data: bytes) -> bytes:
 class Shortcut(asyncio.Protocol):
     """One connection; the fake's, if something comes that is not plain."""
 
-    def __init__(self, fake: FakeVllm, behind: Callable[[], asyncio.Protocol]) -> None:
-        self._fake, self._behind = fake, behind
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, fake: FakeVllm, all_: "Shortcuts") -> None:
+        self._fake, self._all = fake, all_
+        self.transport: asyncio.Transport | None = None
         self._data = b""
         self._stream: Stream | None = None
         self._plan: Plan = []
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
+        self._all.own.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+        self.transport = None
+        self._all.own.discard(self)
         self._end()
 
     def data_received(self, data: bytes) -> None:
-        assert self._transport is not None
+        assert self.transport is not None
         self._data += data
         if not self._data.startswith(BEGINNING):
             self._hand_over()
@@ -142,8 +143,8 @@ class Shortcut(asyncio.Protocol):
                 self._timer = loop.call_at(due_s, self._write)
                 return
             del self._plan[0]
-            assert self._transport is not None
-            self._transport.write(told)
+            assert self.transport is not None
+            self.transport.write(told)
         self._end()
 
     def _end(self) -> None:
@@ -155,11 +156,44 @@ class Shortcut(asyncio.Protocol):
             self._fake.engine.leave(stream)
 
     def _hand_over(self) -> None:
-        transport, handler = self._transport, self._behind()
+        transport, handler = self.transport, self._all.behind()
         assert transport is not None
+        self._all.own.discard(self)
         transport.set_protocol(handler)
         handler.connection_made(transport)
         handler.data_received(self._data)
+
+
+class Shortcuts:
+    """Makes one for each connection."""
+
+    def __init__(self, fake: FakeVllm, behind: web.Server) -> None:
+        self._fake, self.behind = fake, behind
+        self.own: set[Shortcut] = set()
+
+    def __call__(self) -> Shortcut:
+        return Shortcut(self._fake, self)
+
+    @property
+    def connections(self) -> list[Any]:
+        """The fake's and our own."""
+        return [*self.behind.connections, *self.own]
+
+
+class _Runner(web.AppRunner):
+    def __init__(self, fake: FakeVllm, app: web.Application) -> None:
+        super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
+        self._fake = fake
+        self._shortcuts: Shortcuts | None = None
+
+    @property
+    def server(self) -> web.Server | None:
+        behind = super().server
+        if behind is None:
+            return None
+        if self._shortcuts is None:
+            self._shortcuts = Shortcuts(self._fake, behind)
+        return cast(web.Server, self._shortcuts)
 
 
 class FastVllm(FakeVllm):
@@ -167,17 +201,7 @@ class FastVllm(FakeVllm):
 
     def runner_of(self, app: web.Application) -> web.AppRunner:
         """Connections begin with the shortcut."""
-        fake = self
-
-        class Runner(web.AppRunner):
-            @property
-            def server(self) -> web.Server | None:
-                behind = super().server
-                if behind is None:
-                    return None
-                return cast(web.Server, lambda: Shortcut(fake, behind))
-
-        return Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
+        return _Runner(self, app)
 
 
 if __name__ == "__main__":
