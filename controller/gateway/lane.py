@@ -166,9 +166,7 @@ class Lane(asyncio.Protocol):
     def _answer(self, reply: Reply) -> None:
         self._question = self._head = None
         self._leave_entry()
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
+        self._stop_clock()
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(_written(reply))
@@ -191,13 +189,16 @@ class Lane(asyncio.Protocol):
 
     def _give_up(self) -> None:
         """Nobody waits for the answer any more."""
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
+        self._stop_clock()
         question, self._question = self._question, None
         if question is not None and self._entry is None:
             self._lanes.desk.abandon(question)
         self._leave_entry()
+
+    def _stop_clock(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
 
     def _leave_entry(self) -> None:
         entry, self._entry = self._entry, None
@@ -207,9 +208,7 @@ class Lane(asyncio.Protocol):
     def _hand_over(self) -> None:
         """To aiohttp, with what has come."""
         transport, data, self._data = self._transport, self._data, b""
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
+        self._stop_clock()
         if transport is None:
             return
         self._transport = None
@@ -250,7 +249,7 @@ class Lanes:
         lane.idle_since_s = loop.time()
         self._open.add(lane)
         self._empty.clear()
-        if self._sweeper is None:
+        if self._sweeper is None and not self.closing:
             self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
     def closed(self, lane: Lane) -> None:

@@ -412,13 +412,7 @@ def lane_of(gate: Gateway) -> tuple[Lane, Handler, Wire]:
 
 async def test_a_client_that_sends_without_reading_is_read_no_further() -> None:
     async with gateway(1, token_s=SLOW) as gate:
-        lanes, handler, wire = (
-            Lanes(gate.desk, gate.desk.settings, Tokens(), Retries()),
-            Handler(),
-            Wire(),
-        )
-        lanes.behind = lambda: handler
-        lane = Lane(lanes)
+        lane, handler, wire = lane_of(gate)
         lane.connection_made(wire)
         lane.data_received(raw())
         limit = lane._limit
@@ -455,13 +449,7 @@ async def test_what_a_retry_still_waits_for_is_told_to_nobody_else() -> None:
 
 async def test_aiohttp_is_told_that_a_client_does_not_read() -> None:
     async with gateway(1) as gate:
-        lanes, handler, wire = (
-            Lanes(gate.desk, gate.desk.settings, Tokens(), Retries()),
-            Handler(),
-            Wire(),
-        )
-        lanes.behind = lambda: handler
-        lane = Lane(lanes)
+        lane, handler, wire = lane_of(gate)
         lane.connection_made(wire)
         lane._unread = True
         lane._data = b"GET / HTTP/1.1\r\n\r\n"
