@@ -62,14 +62,16 @@ class Runner(web.AppRunner):
         self.lanes = Lanes(app[DESK], settings, tokens, app[RETRIES])
         app.on_shutdown.append(lambda _: self.lanes.close())
 
+    async def setup(self) -> None:
+        """Ready for sites."""
+        await super().setup()
+        self.lanes.behind = cast(web.Server, super().server)
+
     @property
     def server(self) -> web.Server | None:
         """What makes a protocol for each connection."""
-        behind = super().server
-        if behind is None:
-            return None
-        self.lanes.behind = behind
-        return cast(web.Server, self.lanes)  # sites only call it
+        # sites only call it
+        return None if super().server is None else cast(web.Server, self.lanes)
 
 
 async def answer(request: web.Request) -> web.StreamResponse:

@@ -3,9 +3,9 @@
 aiohttp gives each request two tasks and lets it wait for its turn four times; with hundreds of
 requests a second, each wait is in line behind the others (in the median .4 ms before a request is
 begun, 2.7 ms in the last percent).  Usual requests, which want their output in one piece, need none
-of that.  Whatever else comes (another route, a stream, a name for retries, a large body, odd
-headers, what may not be asked, the next request before its time) makes the connection aiohttp's,
-with all bytes that have come, for as long as it lives.
+of that.  Whatever else comes (another route, a stream, a retry, a large body, odd headers, what may
+not be asked, the next request before its time) makes the connection aiohttp's, with all bytes that
+have come, for as long as it lives.
 """
 
 import asyncio
@@ -59,14 +59,12 @@ class Lane(asyncio.Protocol):
         return self._head is None
 
     def end(self) -> None:
-        """Close it as soon as what was written is read; what is under way is given up."""
-        self._give_up()
+        """Close it as soon as what was written is read."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Close it, whatever was not read."""
-        self._give_up()
         if self._transport is not None:
             self._transport.abort()
 

@@ -108,7 +108,7 @@ class Errand:
         if self.ask.dialect is None:
             return None
         try:
-            return self.place.wire.at_once(*self._request())
+            return self.place.wire.connections.at_once(*self._request())
         except Exception:  # the task will meet it again, and has means to end the attempt by it
             return None
 
@@ -151,7 +151,8 @@ class Errand:
     async def _opened(self) -> Response:
         """The answer in hand, or the head of one that is asked for now."""
         if self._response is None or not self._response.begun:
-            self._response = await self.place.wire.open(*self._request(), sent=self._response)
+            pool = self.place.wire.connections
+            self._response = await pool.request(*self._request(), sent=self._response)
         return self._response
 
     def _request(self) -> tuple[str, URL, bytes, dict[str, str]]:

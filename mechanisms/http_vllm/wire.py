@@ -52,24 +52,7 @@ class Wire:
         tls = ssl.create_default_context()
         if not settings.verify_tls:
             tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        self._connections = Connections(headers, settings.connect_timeout_s, KEEP_ALIVE_S, tls)
-
-    def at_once(
-        self, method: str, url: URL, body: bytes | None, headers: Mapping[str, str]
-    ) -> Response | None:
-        """Send it now, if a connection is kept; see `Connections.at_once`."""
-        return self._connections.at_once(method, url, body, headers)
-
-    async def open(
-        self,
-        method: str,
-        url: URL,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        sent: Response | None = None,
-    ) -> Response:
-        """The head of an answer, to be read on by the caller; raises `OSError`, `TimeoutError`."""
-        return await self._connections.request(method, url, body, headers, sent)
+        self.connections = Connections(headers, settings.connect_timeout_s, KEEP_ALIVE_S, tls)
 
     async def call(
         self,
@@ -95,7 +78,7 @@ class Wire:
 
     async def close(self) -> None:
         """Closes every connection."""
-        self._connections.close()
+        self.connections.close()
         for session in (self._kept, self._fresh):
             with suppress(aiohttp.ClientError, OSError):
                 await session.close()

@@ -5,7 +5,7 @@
 `FakeVllm` with a shortcut: plain completions that run to their length are answered from prepared
 bytes, at the same times and in the same pieces.  In aiohttp's hands one takes .43 ms of processor
 time, streamed .74, which on a small machine is more than what stands between it and its client.
-All else is the fake's as it is; its knobs for failures do not reach the shortcut.
+All else is the fake's as it is; its queue and its knobs for failures do not reach the shortcut.
 """
 
 import asyncio
@@ -129,8 +129,8 @@ class Shortcut(asyncio.Protocol):
         self._plan, self._stream = list(plan), Stream(prompt, plan[-1][0], "", ignore_eos=True)
         self._stream.whole = True  # for the counters: nothing but the clock shows how far it is
         engine.running.append(self._stream)
-        self._started_s = asyncio.get_running_loop().time()
-        engine.begun(self._stream, engine.clock())
+        self._started_s = asyncio.get_running_loop().time() + engine.prefill_s
+        engine.begun(self._stream, engine.clock() + engine.prefill_s)
         self._write()
 
     def _write(self) -> None:

@@ -34,7 +34,7 @@ async def fleet(
         for name, engine in zip(("engine-0", "engine-1"), engines, strict=True):
             await carried_out(fleet, name, plain_ask(PROMPT, 1, body=ON), "warm")
             engine.asked.clear()
-        idle = fleet._wire._connections._idle
+        idle = fleet._wire.connections._idle
         await until(lambda: sum(map(len, idle.values())) == len(engines))
     return fleet
 
@@ -331,7 +331,7 @@ async def test_a_dialect_that_fails_ends_its_attempt(
 async def test_a_usual_attempt_needs_no_task(fleet: HttpFleet, engines: list[FakeVllm]) -> None:
     """From the second on, whose connection is kept; and it gives that back without one."""
     await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-0")
-    pool, place = fleet._wire._connections, ("127.0.0.1", engines[0].port, False)
+    pool, place = fleet._wire.connections, ("127.0.0.1", engines[0].port, False)
     for number in range(1, 4):
         await until(lambda: pool._idle.get(place))
         before = asyncio.all_tasks()
@@ -359,7 +359,7 @@ async def test_an_attempt_without_a_task_ends_when_it_is_given_up(
 ) -> None:
     await carried_out(fleet, "engine-0", plain_ask(PROMPT, 20, body=ON), "a-0")
     place = "127.0.0.1", engines[0].port, False
-    await until(lambda: fleet._wire._connections._idle.get(place))
+    await until(lambda: fleet._wire.connections._idle.get(place))
     fleet.engine("engine-0").abilities = Abilities()  # it is aborted by closing the connection
     before = asyncio.all_tasks()
     attempt = fleet.start("engine-0", request_of(plain_ask(PROMPT, LONG, body=ON), "a-1"))
