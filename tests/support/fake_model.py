@@ -2,9 +2,10 @@
 
 So a continuation from prompt + partial tokens is the undisturbed one if and only if nothing was
 lost, doubled or changed on the way.  Every 256 values of a byte are a token; some words of several
-letters are; and some characters are always written in two tokens, of which the first alone is no
-text yet.  Text is made from tokens as vLLM makes it (`tokenizers.decoders.DecodeStream`): one token
-at a time, held back while it ends in half a character, and with its stop strings held back.
+letters are; and some characters are written in two tokens, of which the first alone is no text yet
+(and sometimes the second never comes).  Text is made from tokens as vLLM makes it
+(`tokenizers.decoders.DecodeStream`): one token at a time, held back while it ends in half a
+character, and with its stop strings held back.
 """
 
 import re
@@ -30,6 +31,8 @@ _FREE = [
     *(sorted(_OPEN) * 4),
 ]
 EOS_SHARE = 1 / 256
+BROKEN_SHARE = 1 / 16
+"""Of the characters in two tokens."""
 _ENCODER = re.compile(b"|".join([*(re.escape(w.encode()) for w in _WORDS), b"."]), re.DOTALL)
 _ID_OF = {piece: token for token, piece in enumerate(_BYTES) if piece}
 
@@ -66,6 +69,7 @@ class Writer:
         self._state = zlib.crc32(array("I", prompt).tobytes())
         self._last = prompt[-1] if prompt else 0
         self._eos = int(eos_share * 65536)
+        self._broken = int(BROKEN_SHARE * 65536)
 
     @property
     def state(self) -> int:
@@ -75,7 +79,7 @@ class Writer:
     def next(self) -> int:
         """The next token."""
         mixed = (self._state * 0x9E3779B97F4A7C15) >> 20
-        if self._last in _OPEN:
+        if self._last in _OPEN and mixed & 0xFFFF >= self._broken:
             token = SPECIAL + 0x80 + mixed % 64
         elif mixed & 0xFFFF < self._eos:
             token = EOS
@@ -105,12 +109,10 @@ def reference(
 
 def text_of(ids: Sequence[int]) -> str:
     """The text of an answer: half a character at its end is never shown."""
-    data = b"".join(_piece(token) for token in ids)
-    for cut in range(min(4, len(data) + 1)):
-        text = data[: len(data) - cut].decode(errors="replace")
-        if not text.endswith("\ufffd"):
-            return text
-    return data.decode(errors="replace")
+    detokenizer = Detokenizer([], [], keep_stop=False)
+    for token in ids:
+        detokenizer.add(token)
+    return detokenizer.text
 
 
 class Detokenizer:
@@ -121,8 +123,9 @@ class Detokenizer:
     """
 
     def __init__(self, prompt: Sequence[int], stop: Sequence[str], keep_stop: bool) -> None:
-        tail = decode(prompt[-2:])
-        self._pending = b"".join(_piece(t) for t in prompt) if tail.endswith("\ufffd") else b""
+        before = b"".join(map(_piece, prompt))
+        half = before.decode(errors="replace").endswith("\ufffd")
+        self._pending = before if half else b""
         self._stop, self._keep_stop = stop, keep_stop
         self._hold = 0 if keep_stop or not stop else max(map(len, stop)) - 1
         self.text = ""
@@ -130,7 +133,7 @@ class Detokenizer:
 
     def add(self, token: int) -> str | None:
         """One more token; the stop string that it completed, or None."""
-        self._pending += _BYTES[token]
+        self._pending += _piece(token)
         piece = self._pending.decode(errors="replace")
         if not piece or piece.endswith("\ufffd"):
             return None

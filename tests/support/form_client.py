@@ -26,6 +26,10 @@ ABILITIES = Abilities(
 )
 
 
+class CannotGoOnError(Exception):
+    """An ask cannot be carried on, and its client has seen some."""
+
+
 class Wire(ABC):
     """The way to engines."""
 
@@ -130,7 +134,8 @@ class FormClient:
             if await self._attempt(ask, self.urls[turn % len(self.urls)], cuts):
                 return
             if not ask.resumable:
-                assert ask.restartable, "it cannot be carried on, and its client has seen some"
+                if not ask.restartable:
+                    raise CannotGoOnError
                 self.begun_again += 1
                 ask.renew()
         raise AssertionError("it never ended")

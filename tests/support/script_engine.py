@@ -15,6 +15,8 @@ import msgspec
 from support.form_client import Wire
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+SPECIAL = b"\0<eos>"
+"""A token that is skipped in texts, though log-probabilities tell its name."""
 
 
 class DecodeStream:
@@ -46,8 +48,8 @@ class DecodeStream:
 
 
 def decoded(pieces: Sequence[bytes]) -> str:
-    """As byte-level tokenizers do."""
-    return b"".join(pieces).decode(errors="replace")
+    """As byte-level tokenizers do, special tokens skipped."""
+    return b"".join([piece for piece in pieces if piece != SPECIAL]).decode(errors="replace")
 
 
 class ScriptEngine(Wire):
@@ -162,6 +164,8 @@ class _Request:
 
     def _own_text(self, token: int) -> str:
         pieces = self._pieces
+        if pieces[token] == SPECIAL:
+            return SPECIAL[1:].decode()
         alone = decoded([pieces[token]])
         if not alone.endswith(REPLACEMENT):
             return alone

@@ -8,7 +8,8 @@ import msgspec
 from steersman.controller.gateway.forms.fields import wants_usage
 from steersman.controller.gateway.question import Question
 from steersman.mechanisms.http_vllm.ask import Ask, Delta
-from steersman.mechanisms.http_vllm.dialects.seam import AHEAD, DROPPED, LEVEL, held_back, text_of
+from steersman.mechanisms.http_vllm.dialects.seam import AHEAD, DROPPED
+from steersman.mechanisms.http_vllm.dialects.text import LEVEL, held_back, text_of
 
 DONE = b"data: [DONE]\n\n"
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from steersman.mechanisms.http_vllm.ask import Ask, Delta
-from steersman.mechanisms.http_vllm.dialects.seam import ABORTED, LEVEL, joined
+from steersman.mechanisms.http_vllm.dialects.seam import joined
+from steersman.mechanisms.http_vllm.dialects.text import ABORTED, LEVEL
 
 FRAME = ("created", "model", "system_fingerprint", "usage", "metrics", "prompt_text")
 """Fields of events that an answer tells once."""

@@ -13,9 +13,9 @@ from steersman.mechanisms.http_vllm.dialects.seam import (
     bridging,
     resumable,
     seam_of,
-    stop_strings,
     wants_texts,
 )
+from steersman.mechanisms.http_vllm.dialects.text import stop_strings
 from steersman.mechanisms.http_vllm.dialects.upstream import PROGRESS_TOKENS, carried_on, request
 from steersman.mechanisms.http_vllm.probe import as_version
 

@@ -33,20 +33,23 @@ from typing import Any
 
 from steersman.mechanisms.http_vllm.ask import TELLING, Abilities, Ask, Delta
 from steersman.mechanisms.http_vllm.dialects import logprobs
+from steersman.mechanisms.http_vllm.dialects.text import (
+    BRIDGED,
+    LEVEL,
+    REPLACEMENT,
+    held_back,
+    kept_back,
+    open_tokens,
+    stop_strings,
+    text_of,
+)
 
-LEVEL = "level"
-"""Key of `Delta.rest`: after this delta, the text of all tokens is known.  Its value tells why."""
-ABORTED = "aborted"
-"""The engine gave all text that it had kept back, which may be that of tokens before."""
-BRIDGED = "bridged"
-"""It is a bridge's, and its text that of its token."""
 AHEAD = "ahead"
 """Key of `Delta.rest`: it has text that an engine would still keep back."""
 DROPPED = "dropped"
 """Key of `Delta.rest`: characters at the end of the text that turn out not to belong to it."""
 LONGEST_TOKEN = 128
 """Characters; a first text beyond it is not one token's."""
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_REPEATED = 8
 """Tokens; a character has at most four bytes, and some models write broken ones."""
 
@@ -76,30 +79,13 @@ class Seam:
         self.start = self.tokens - self.repeated
 
 
-def stop_strings(sampling: dict[str, Any]) -> list[str]:
-    """Those asked for."""
-    stop = sampling.get("stop") or []
-    return [stop] if isinstance(stop, str) else stop
-
-
-def held_back(sampling: dict[str, Any]) -> int:
-    """Characters that an engine keeps back until the end."""
-    stop = stop_strings(sampling)
-    if not stop or sampling.get("include_stop_str_in_output"):
-        return 0
-    return max(map(len, stop)) - 1
-
-
-def text_of(ask: Ask) -> str:
-    """All text that has come."""
-    return "".join([delta.text for delta in ask.deltas])
-
-
 def resumable(ask: Ask, sampling: dict[str, Any]) -> bool:
     """Whether the text of all tokens is known, and how to carry it on."""
-    if _kept_back(ask, sampling) is None:
+    lacked = kept_back(ask, sampling)
+    if lacked is None:
         return False
-    if ask.shown or _open_tokens(ask, sampling) == 0:
+    text = text_of(ask) + lacked
+    if ask.shown or open_tokens(ask, sampling, text) == 0:
         return True
     text = text_of(ask).strip()
     return bool(text) and (len(text) >= TELLING or not _shows_ids(ask, sampling))
@@ -107,19 +93,20 @@ def resumable(ask: Ask, sampling: dict[str, Any]) -> bool:
 
 def seam_of(ask: Ask, sampling: dict[str, Any]) -> Seam:
     """How to carry on from what is written."""
-    kept_back, stop = _kept_back(ask, sampling) or "", stop_strings(sampling)
-    text, open_tokens = text_of(ask) + kept_back, _open_tokens(ask, sampling)
+    lacked, stop = kept_back(ask, sampling) or "", stop_strings(sampling)
+    text = text_of(ask) + lacked
+    without = open_tokens(ask, sampling, text)
     repeated = 0
     if sampling.get("temperature") == 0:
-        repeated = (open_tokens if text else len(ask.token_ids)) or 0
+        repeated = (without if text else len(ask.token_ids)) or 0
         repeated = repeated if repeated <= MAX_REPEATED else 0
-    clean = open_tokens == 0 or repeated > 0
+    clean = without == 0 or repeated > 0
     if clean:
         bridge = not is_safe(text, stop)
     else:
-        bridge = ask.cut or bool(stop or open_tokens) or len(text.strip()) < TELLING
+        bridge = ask.cut or bool(stop or without) or len(text.strip()) < TELLING
     ask.cut = False
-    return Seam(text, kept_back, len(ask.token_ids), clean, bridge, repeated)
+    return Seam(text, lacked, len(ask.token_ids), clean, bridge, repeated)
 
 
 def bridging(ask: Ask, rest: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
@@ -174,23 +161,6 @@ def joined(ask: Ask, delta: Delta, sampling: dict[str, Any]) -> Delta | None:
     return delta
 
 
-def _open_tokens(ask: Ask, sampling: dict[str, Any]) -> int | None:
-    """Tokens at the end that are a part of a character; None: unknown."""
-    count = 0
-    for delta in reversed(ask.deltas):
-        if not delta.token_ids:
-            continue
-        texts = logprobs.texts_of(delta.logprobs)
-        if texts is None:
-            own = delta.rest.get(LEVEL) == BRIDGED or not held_back(sampling)
-            return count if len(delta.token_ids) == 1 and delta.text and own else None
-        for text in reversed(texts):
-            if text and not text.endswith(REPLACEMENT):
-                return count
-            count += 1
-    return count
-
-
 def _without_repeated(seam: Seam, delta: Delta) -> Delta:
     dropped = min(seam.repeated, len(delta.token_ids))
     seam.repeated -= dropped
@@ -204,8 +174,8 @@ def _without_repeated(seam: Seam, delta: Delta) -> Delta:
 def _without_prompt(ask: Ask, seam: Seam, delta: Delta) -> Delta:
     """Takes the prompt and the text so far out of a first text, if they are in it.
 
-    The text of the token itself tells that, where it is known: a part of a character alone is no
-    text at all, or begins with a replacement character.
+    The text of the token itself tells that, where it is known: it is all of a first text after
+    whole characters, but for a space that some tokenizers write before a word.
     """
     text = delta.text
     if not text:
@@ -213,13 +183,14 @@ def _without_prompt(ask: Ask, seam: Seam, delta: Delta) -> Delta:
     seam.opened = True
     texts = logprobs.texts_of(delta.logprobs)
     own = texts[0] if texts is not None and len(texts) == 1 else None
-    if own and not own.startswith(REPLACEMENT):
+    if own and not own.startswith(REPLACEMENT) and text.lstrip() == own.lstrip():
         return delta
     single = len(delta.token_ids) == 1
     if own is None and not _is_of_all(text, seam.text, ask.body.get("prompt"), single=single):
         return delta
-    new = text[_end_of_known(text, seam.text, ask.body.get("prompt"), own, single=single) :]
-    told = logprobs.with_first_text(delta.logprobs, new) if single else delta.logprobs
+    new = text[_end_of_known(text, seam, ask.body.get("prompt"), own, single=single) :]
+    completed = new.rpartition(REPLACEMENT)[2]  # a token's own text begins after broken characters
+    told = logprobs.with_first_text(delta.logprobs, completed) if single else delta.logprobs
     return replace(delta, text=new, logprobs=told)
 
 
@@ -232,13 +203,16 @@ def _is_of_all(text: str, before: str, prompt: Any, *, single: bool) -> bool:
     return len(before.strip()) >= TELLING and before in text
 
 
-def _end_of_known(text: str, before: str, prompt: Any, own: str | None, *, single: bool) -> int:
+def _end_of_known(text: str, seam: Seam, prompt: Any, own: str | None, *, single: bool) -> int:
     """Where the new text begins in a text of everything: there is some."""
+    before = seam.text
     if isinstance(prompt, str) and text.startswith(prompt + before):
         return min(len(prompt) + len(before), len(text) - 1)
     most = len(text) - max(len(own or ""), 1)
     if not before:
-        return most
+        head = text[:most]
+        broken = len(head) - len(head.rstrip(REPLACEMENT))
+        return most - min(broken, seam.tokens)  # all that was written is broken characters
     # a single token adds little after the last place; several may repeat the text so far
     place = text.rfind(before, 0, most) if single else text.find(before)
     return most if place < 0 else place + len(before)
@@ -267,29 +241,6 @@ def _shows_ids(ask: Ask, sampling: dict[str, Any]) -> bool:
     """Whether alternatives are told by their ids, which no request tells together with texts."""
     top = sampling.get("top_logprobs") or sampling.get("logprobs") or 0
     return bool(ask.body.get("return_tokens_as_token_ids")) and top is not True and top > 0
-
-
-def _kept_back(ask: Ask, sampling: dict[str, Any]) -> str | None:
-    """Text that the last engine kept back; None: it is not known.
-
-    The tokens' own texts tell it if they make up the text so far, and lack exactly as many
-    characters as an engine keeps back.
-    """
-    hold = held_back(sampling)
-    if not hold or not ask.deltas or LEVEL in ask.deltas[-1].rest:
-        return ""
-    texts: list[str] = []
-    for delta in ask.deltas:
-        own = logprobs.texts_of(delta.logprobs)
-        if own is None and delta.token_ids:
-            return None
-        texts += own or ()
-    known, full = text_of(ask), "".join(texts)
-    before = 0 if ask.seam is None else len(ask.seam.text)
-    lacking = min(hold, len(full) - before)
-    lacked = full[len(known) :]
-    fits = full.startswith(known) and len(lacked) == lacking and REPLACEMENT not in lacked
-    return lacked if fits else None
 
 
 def _stop_in(text: str, known: int, stop: list[str]) -> tuple[str, int] | None:

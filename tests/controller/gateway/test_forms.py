@@ -12,7 +12,8 @@ from steersman.controller.gateway.identity import Told
 from steersman.controller.gateway.question import Question
 from steersman.mechanisms.http_vllm.ask import Abilities, Ask, Delta
 from steersman.mechanisms.http_vllm.dialects.chat import SILENT
-from steersman.mechanisms.http_vllm.dialects.seam import ABORTED, AHEAD, DROPPED, LEVEL
+from steersman.mechanisms.http_vllm.dialects.seam import AHEAD, DROPPED
+from steersman.mechanisms.http_vllm.dialects.text import ABORTED, LEVEL
 
 ABILITIES = Abilities(generate=True, abort_path="/abort", model="tiny", max_model_len=1024)
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "The cat"}

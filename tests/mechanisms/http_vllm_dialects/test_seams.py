@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.form_client import Cut, FormClient
-from support.script_engine import ScriptEngine
+from support.form_client import CannotGoOnError, Cut, FormClient
+from support.script_engine import SPECIAL, ScriptEngine
 from support.tiny_chat_model import sentences
 from support.vllm_cases import COMPLETIONS, Case, differences, folded
 
@@ -29,7 +29,7 @@ class Scene:
 
 def pieces_of(text: str, rng: random.Random) -> list[bytes]:
     """Tokens as byte-level tokenizers have them: characters, perhaps with the beginning of one more
-    after them, whose other bytes follow one by one or together."""
+    after them, whose other bytes follow one by one or together, or never; and special ones."""
     pieces = []
     while text:
         size = rng.randint(0, 3)
@@ -41,8 +41,10 @@ def pieces_of(text: str, rng: random.Random) -> list[bytes]:
             head, rest = character[:cut], character[cut:]
         if whole or head:
             pieces.append(whole.encode() + head)
-        if rest:
+        if rest and rng.random() < 0.8:  # else it stays broken
             pieces += [bytes([byte]) for byte in rest] if rng.random() < 0.5 else [rest]
+        if rng.random() < 0.1:
+            pieces.append(SPECIAL)
     return pieces
 
 
@@ -88,7 +90,19 @@ async def answer_of(scene: Scene, cuts: list[Cut]) -> Any:
 
 @pytest.mark.parametrize("first", range(0, 10 * SCENES_PER_TEST, SCENES_PER_TEST))
 async def test_no_seam_shows(first: int) -> None:
+    given_up = 0
     for seed in range(first, first + SCENES_PER_TEST):
         scene = scene_of(seed)
         undisturbed = await answer_of(scene, [])
-        assert differences(undisturbed, await answer_of(scene, scene.cuts)) == [], scene
+        try:
+            answer = await answer_of(scene, scene.cuts)
+        except CannotGoOnError:
+            # its client has seen some, and its dead engine kept back text that nobody can tell
+            body = scene.case.body
+            assert body["stream"], scene
+            assert body["stop"], scene
+            assert not body["include_stop_str_in_output"], scene
+            given_up += 1
+        else:
+            assert differences(undisturbed, answer) == [], scene
+    assert given_up <= SCENES_PER_TEST * 0.05
