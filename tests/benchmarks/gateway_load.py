@@ -62,7 +62,7 @@ def load(urls: Sequence[str], concurrency: int, seconds: float) -> dict[str, Any
     """One measurement."""
     command = [sys.executable, str(HERE / "support/load.py"), *urls, "--body", json.dumps(BODY)]
     command += ["--open", str(concurrency), "--seconds", str(seconds), "--warm", f"{WARM_S:g}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout))
 
 
@@ -106,7 +106,7 @@ def between(
         yield 0, engines
         return
     if name == "peer":
-        port = random.randint(20000, 40000)
+        port = random.randint(20000, 32000)  # below those that outgoing connections are given
         command = [peer, "--worker-urls", *engines, "--port", str(port), "--policy"]
         command += ["round_robin", "--host", "127.0.0.1", "--log-level", "error"]
         url = f"http://127.0.0.1:{port}"

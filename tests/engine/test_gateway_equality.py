@@ -9,9 +9,9 @@ import aiohttp
 import openai
 import pytest
 import pytest_asyncio
-from support.form_client import Cut, FormClient, answer_of, parsed
+from support.form_client import CannotGoOnError, Cut, FormClient, answer_of, parsed
 from support.gateway import Gateway, gateway
-from support.tiny_chat_model import tiny_chat_model
+from support.tiny_chat_model import SPECIAL_TOKENS, tiny_chat_model
 from support.vllm_cases import (
     CHAT,
     COMPLETIONS,
@@ -28,6 +28,8 @@ from support.vllm_cases import (
     text,
 )
 from support.vllm_server import VllmServer, start_vllm, vllm_servers
+from support.wild_cases import undisturbed, wild, written
+from tokenizers import Tokenizer
 
 from steersman.estimators.lifecycle import Phase
 from steersman.mechanisms.http_vllm.fleet import HttpSettings
@@ -38,6 +40,7 @@ CUT_AT = (1, 2, 3, 13, 20, 21, 33, 34, 36, 55)
 """Tokens; some of these are in the middle of a character, some in that of a stop string."""
 MOVES, MOST_ROUNDS = 60, 30
 """A request is over in half a second: how often it can be moved depends on the machine."""
+WILD = 300
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
@@ -109,6 +112,28 @@ async def test_a_cut_does_not_show(urls: list[str], case: Case, way: Any) -> Non
                 # an engine tells the versions of weights at its end; this one never came to it
                 found = [difference for difference in found if "weight_versions" not in difference]
             assert found == [], at
+
+
+async def test_broken_characters_and_special_tokens_are_told_once_wherever_an_answer_is_cut(
+    model: Path, urls: list[str]
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    broken = special = given_up = 0
+    async with aiohttp.ClientSession() as session:
+        for seed in range(WILD):
+            case, cuts = wild(seed)
+            try:
+                answer = await FormClient.over(session, urls, cuts=cuts).answer(case)
+            except CannotGoOnError:  # text that a dead engine kept back: nobody can tell it
+                given_up += 1
+                continue
+            told = written(case, answer)
+            assert told == undisturbed(case, told, tokenizer), (case, case.body, cuts)
+            broken += "\N{REPLACEMENT CHARACTER}" in told.text
+            special += any(token < len(SPECIAL_TOKENS) for token in told.token_ids)
+    assert broken > 0.2 * WILD
+    assert special > 0.05 * WILD
+    assert given_up < 0.03 * WILD
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

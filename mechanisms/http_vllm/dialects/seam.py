@@ -4,12 +4,13 @@ Tokens go on exactly anywhere.  Text does not, for three reasons:
 
 - An engine keeps back text that may become a stop string.  If it dies with some, its tokens are
   known and their text is not.  An abort by id brings all.  Where that is no way, or a client sees
-  the text as it comes, log-probabilities are asked for: they tell the texts of the tokens.  An ask
-  whose text cannot be known begins again (`resumable`).
+  the text as it comes, log-probabilities are asked for: they tell the texts of the tokens
+  (`dialects.text`).  An ask whose text cannot be known begins again (`resumable`); if its client
+  has seen some of it, that is an error.
 - A stop string may lie across the seam, where the next engine does not see its beginning.
 - The last tokens may be a part of a character.  vLLM's detokenizer is primed with the prompt; if
   that ends in the middle of a character, its first text holds *all* of the prompt and then the
-  completed character, and it looks for stop strings in all of that.
+  completed character, or what was written instead, and it looks for stop strings in all of that.
 
 So a seam is `clean` if the text so far is known to end with a whole character.  With stop strings,
 it must not end with the beginning of one either.  Elsewhere the next requests are *bridges* of one

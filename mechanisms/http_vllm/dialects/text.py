@@ -10,9 +10,11 @@ laid along the text that has come:
   and perhaps more: what was written together with the part;
 - a special token is told by its name, which the text does not hold.
 
-What lies beyond is kept back, names that were found out left out.  It is believed only if it has
-exactly as many characters as an engine keeps back: where these are too many by one kind of token,
-that is a name as well.  (vLLM 0.32, `v1/engine/detokenizer.py`, `v1/engine/logprobs.py`.)
+What lies beyond is kept back, names that were found out left out.  It is believed only if no
+character in it is surely broken, and if it has exactly as many characters as an engine keeps back:
+where these are too many by one kind of token, that is a name as well.
+
+(vLLM 0.32: `v1/engine/detokenizer.py`, `v1/engine/logprobs.py`.)
 """
 
 import re
@@ -67,7 +69,7 @@ def kept_back(ask: Ask, sampling: dict[str, Any]) -> str | None:
         texts += own or ()
     known = text_of(ask)
     beyond = _beyond(texts, known)
-    if beyond is None:
+    if beyond is None or not _is_whole(beyond):
         return None
     if len(known) > (0 if seam is None else len(seam.text)):
         return _of_length(hold, beyond)
@@ -116,6 +118,19 @@ def _beyond(texts: Sequence[str], known: str) -> list[str] | None:
         else:
             names.add(text)
     return [] if at == len(known) else None
+
+
+def _is_whole(texts: Sequence[str]) -> bool:
+    """Whether the text after parts of a character can be that character: its bytes suffice."""
+    parts = 0
+    for text in texts:
+        if not text:
+            parts += 1
+        elif parts >= max(len(character.encode()) for character in text):
+            return False
+        else:
+            parts = 0
+    return True
 
 
 def _of_length(length: int, texts: Sequence[str]) -> str | None:

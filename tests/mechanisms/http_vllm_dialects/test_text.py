@@ -28,6 +28,7 @@ def ask_of(*texts: str, known: str = "") -> Ask:
         (["ab", "cde"], "ab", "cde"),
         (["ab", "cdef"], "abc", "def"),
         (["ab"], "", "ab"),
+        (["", "", "語", ""], "", "語"),
         (["a", "", "é", "bc"], "a", "ébc"),
         (["a", "<eos>", "bcd", "efg"], "abcd", "efg"),
         (["abc", "d", "<eos>", "ef"], "abc", "def"),
@@ -52,6 +53,8 @@ def test_the_texts_of_the_tokens_tell_what_is_kept_back(
         (["abc", "d", "", "e"], "abc"),  # a part that nothing completed, or "é" of one token
         (["abc", "<e>", "<i>", "def"], "abc"),  # either may be special
         (["a", "<|x|>"], ""),  # too much
+        (["", "a"], ""),  # a part that nothing completed
+        (["a", "", "", "é"], ""),  # nor here: it has but two bytes
     ],
 )
 def test_what_does_not_fit_is_not_believed(texts: list[str], known: str) -> None:
