@@ -95,7 +95,7 @@ def open_tokens(ask: Ask, sampling: dict[str, Any], known: str) -> int | None:
             own = delta.rest.get(LEVEL) == BRIDGED or not held_back(sampling)
             return count if len(delta.token_ids) == 1 and delta.text and own else None
         for text in reversed(texts):
-            if text and not text.endswith(REPLACEMENT) and known.endswith(text):
+            if text and known.endswith(text):
                 return count
             count += 1
     return count
@@ -103,18 +103,16 @@ def open_tokens(ask: Ask, sampling: dict[str, Any], known: str) -> int | None:
 
 def _beyond(texts: Sequence[str], known: str) -> list[str] | None:
     """Texts of the tokens after the `known` text, the first one cut; None: they do not fit it."""
-    at, is_open, names = 0, False, set[str]()
+    at, names = 0, set[str]()
     for index, text in enumerate(texts):
         left = len(known) - at
         if left == 0 or (len(text) > left and text.startswith(known[at:])):
             beyond = [text[left:], *texts[index + 1 :]]
             return [own for own in beyond if own not in names]
-        if not text:
-            is_open = True
-        elif known.startswith(text, at):
-            at, is_open = at + len(text), False
-        elif is_open and (place := known.find(REPLACEMENT + text, at)) >= 0:
-            at, is_open = place + len(REPLACEMENT + text), False
+        if known.startswith(text, at):
+            at += len(text)
+        elif (place := known.find(REPLACEMENT + text, at)) >= 0:
+            at = place + len(REPLACEMENT + text)
         else:
             names.add(text)
     return [] if at == len(known) else None
@@ -137,5 +135,5 @@ def _of_length(length: int, texts: Sequence[str]) -> str | None:
     """These texts without names, `length` characters; None: it cannot be told which are names."""
     more = len("".join(texts)) - length
     names = {own for own in texts if own and len(own) * texts.count(own) == more}
-    told = "".join([own for own in texts if len(names) != 1 or own not in names])
+    told = "".join([own for own in texts if own not in names])
     return told if len(told) == length and REPLACEMENT not in told else None

@@ -157,6 +157,33 @@ def test_past_a_stop_string_that_did_not_come_all_goes_on_as_usual() -> None:
     assert (body["max_tokens"], body["stop"]) == (98, ["word </end>"])
 
 
+@pytest.mark.parametrize(
+    ("before", "told", "own", "new", "as_told"),
+    [
+        ("a cat", " sat", "sat", " sat", "sat"),  # some tokenizers tell no space before a word
+        ("a cat", "sat", "sat", "sat", "sat"),
+        ("a cat", "Hi: a cat\ufffd sat", " sat", "\ufffd sat", " sat"),
+        ("a cat", "Hi: a caté", "", "é", "é"),
+        ("a cat", "Hi: a cat\ufffd語", "", "\ufffd語", "語"),
+        ("", "Hi\ufffd sat", " sat", "\ufffd sat", " sat"),
+        ("", "Hi\ufffd\ufffd sat", " sat", "\ufffd sat", " sat"),  # the first is the prompt's
+    ],
+)
+def test_a_first_text_of_everything_is_told_from_the_token_s_own(
+    before: str, told: str, own: str, new: str, as_told: str
+) -> None:
+    ask = ask_with()
+    ask.take(Delta([10], before))  # one token, of which the end is not known to be whole
+    if before:
+        ask.take(Delta([11]))
+    resumed(ask)
+    logprobs = {"tokens": [own], "token_logprobs": [-1.0], "top_logprobs": [{own: -1.0}]}
+    choice = {"token_ids": [12], "text": told, "logprobs": logprobs, "finish_reason": "length"}
+    delta = COMPLETIONS.read(ask, {"choices": [choice]})
+    assert delta is not None
+    assert (delta.text, delta.logprobs["tokens"]) == (new, [as_told])
+
+
 def test_alternatives_of_the_sampled_token_s_own_text_are_told_apart_in_a_chat() -> None:
     ask = ask_with(CHAT, 30, logprobs=True, top_logprobs=2)
     CHAT.resume(ask, "a", ABILITIES)

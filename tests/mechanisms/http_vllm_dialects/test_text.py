@@ -33,6 +33,7 @@ def ask_of(*texts: str, known: str = "") -> Ask:
         (["a", "<eos>", "bcd", "efg"], "abcd", "efg"),
         (["abc", "d", "<eos>", "ef"], "abc", "def"),
         (["abc", "<eos>", "d", "<eos>", "ef"], "abc", "def"),
+        (["a", "<eos>", "bc", "<eos>", "<xy>", "def"], "abc", "def"),
         (["a", "", "b", "cdef"], "a\N{REPLACEMENT CHARACTER}bc", "def"),
         # the part took a letter along, whose text nobody tells
         (["a", "", "b", "cdef"], "ax\N{REPLACEMENT CHARACTER}bc", "def"),
@@ -52,7 +53,9 @@ def test_the_texts_of_the_tokens_tell_what_is_kept_back(
         (["xy", "cde"], "ab"),  # another text
         (["abc", "d", "", "e"], "abc"),  # a part that nothing completed, or "é" of one token
         (["abc", "<e>", "<i>", "def"], "abc"),  # either may be special
-        (["a", "<|x|>"], ""),  # too much
+        (["abcd"], ""),  # too much
+        (["ab", "\N{REPLACEMENT CHARACTER}cd"], "ab"),  # it may continue a character
+        (["\N{REPLACEMENT CHARACTER}cd"], ""),
         (["", "a"], ""),  # a part that nothing completed
         (["a", "", "", "é"], ""),  # nor here: it has but two bytes
     ],
@@ -70,8 +73,8 @@ def test_a_name_is_not_taken_for_text_where_all_may_be_kept_back(name: str) -> N
 
 
 def test_an_engine_that_told_nothing_leaves_what_the_one_before_it_kept_back() -> None:
-    ask = ask_of("ab", "cde", known="ab")
-    ask.seam = Seam("abcde", "cde", 2, clean=True, bridge=False)
+    ask = ask_of("ab", "<eos>", "cde", known="ab")
+    ask.seam = Seam("abcde", "cde", 3, clean=True, bridge=False)
     assert kept_back(ask, STOP) == "cde"
 
 
