@@ -16,21 +16,19 @@ from steersman.controller.gateway.asked import (
     final_reply,
     overloaded,
     question_of,
-    relayed,
     reply_of,
 )
 from steersman.controller.gateway.desk import Desk
 from steersman.controller.gateway.forms import FORMS
-from steersman.controller.gateway.info import info_of
 from steersman.controller.gateway.keys import DESK, RETRIES, SETTINGS
 from steersman.controller.gateway.lane import FAREWELL_S, Lanes
+from steersman.controller.gateway.outflow import Outflow
 from steersman.controller.gateway.question import Question
 from steersman.controller.gateway.reply import Reply, error_response, response_of
 from steersman.controller.gateway.retries import Retries, RetryKey
 from steersman.controller.gateway.room import OverloadedError
 from steersman.controller.gateway.settings import GatewayConfig
 from steersman.estimators.errors import InvalidInputError
-from steersman.mechanisms.http_vllm.ask import Answer
 
 
 def build_app(desk: Desk, settings: GatewayConfig) -> web.Application:
@@ -115,16 +113,20 @@ async def _whole(question: Question, desk: Desk) -> Reply:
 
 async def _stream(request: web.Request, question: Question, desk: Desk) -> web.StreamResponse:
     """Send what is written as it is written; an error before that is an answer of its own."""
+    outflow, news = Outflow(question, desk), asyncio.Event()
+    question.when_told(news.set)
     try:
-        await question.news.wait()
-        if question.failure is not None:
-            return response_of(relayed(question.failure))
-        if question.finished.is_set() and question.asks[0].dialect is None and not question.passed:
-            return response_of(relayed(question.asks[0].answer or Answer(502, b"")))
+        await news.wait()
+        if (instead := outflow.instead()) is not None:
+            return response_of(instead)
         response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
         response.content_type, response.charset = "text/event-stream", "utf-8"
         await response.prepare(request)
-        await _send(response, question, desk)
+        while not outflow.over:
+            await news.wait()
+            news.clear()
+            if events := outflow.take():
+                await response.write(events)
     except (asyncio.CancelledError, ConnectionError):
         desk.abandon(question)
         raise
@@ -132,34 +134,6 @@ async def _stream(request: web.Request, question: Question, desk: Desk) -> web.S
         question.release()
     await response.write_eof()
     return response
-
-
-async def _send(response: web.StreamResponse, question: Question, desk: Desk) -> None:
-    form, begun = question.form, [False] * len(question.asks)
-    if question.asks[0].dialect is not None and form is not None:
-        for event in form.opening(question):
-            await response.write(event)
-    while True:
-        question.news.clear()
-        events: list[bytes] = []
-        while question.passed:
-            events.append(question.passed.popleft())
-        while question.written and form is not None:
-            index, delta = question.written.popleft()
-            events += form.chunk(question, index, delta, not begun[index])
-            begun[index] = True
-        if events:
-            await response.write(b"".join(events))
-        if question.finished.is_set() and not (question.written or question.passed):
-            break
-        await question.news.wait()
-    if question.failure is not None:
-        failure = question.failure.body
-        await response.write(b"data: " + failure.replace(b"\n", b" ") + b"\n\ndata: [DONE]\n\n")
-    elif question.asks[0].dialect is not None and form is not None:
-        if question.told.info:
-            question.info = info_of(question, desk.pace.weight_version)
-        await response.write(b"".join(form.closing(question)))
 
 
 async def _give_up(app: web.Application) -> None:

@@ -276,7 +276,7 @@ class Desk:
         if question.told.session and (segments := question.executions[-1].segments):
             self.arrivals.settle(question.told.session, segments[-1].replica)
         question.finished.set()
-        question.news.set()
+        question.tell()
         if question.abandoned:
             question.release()
         if question.on_finished is not None:

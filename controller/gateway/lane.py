@@ -2,10 +2,10 @@
 
 aiohttp gives each request two tasks and lets it wait for its turn four times; with hundreds of
 requests a second, each wait is in line behind the others (in the median .4 ms before a request is
-begun, 2.7 ms in the last percent).  Usual requests, which want their output in one piece, need none
-of that.  Whatever else comes (another route, a stream, a retry, a large body, odd headers, what may
-not be asked, the next request before its time) makes the connection aiohttp's, with all bytes that
-have come, for as long as it lives.
+begun, 2.7 ms in the last percent).  Usual requests need none of that.  A stream is written as its
+engine's bytes come, once in each turn.  Whatever else comes (another route, a retry, a large body,
+odd headers, what may not be asked, the next request before its time) makes the connection
+aiohttp's, with all bytes that have come, for as long as it lives.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import cast
 
 from steersman.controller.gateway.asked import final_reply, overloaded, question_of
 from steersman.controller.gateway.desk import Desk
+from steersman.controller.gateway.outflow import Outflow
 from steersman.controller.gateway.question import Question
 from steersman.controller.gateway.reply import Reply, refusal
 from steersman.controller.gateway.retries import Entry, Retries, RetryKey
@@ -30,6 +31,11 @@ from steersman.estimators.errors import InvalidInputError
 IDLE_S = 3630.0
 """A connection is kept so long without a request: aiohttp's time, longer than a proxy's."""
 SWEEP_S = 30.0
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nCache-Control: no-cache\r\n"
+    b"Content-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+LAST_CHUNK = b"0\r\n\r\n"
 FAREWELL_S = 3.0
 """For answers on their way when the gateway ends.  A client that does not read them is cut off
 after twice that where aiohttp serves it, which waits for its handler, and once more when that is
@@ -48,6 +54,10 @@ class Lane(asyncio.Protocol):
         self._question: Question | None = None
         self._entry: Entry | None = None
         """Of a request that has a name: a retry of it may wait for the same answer."""
+        self._outflow: Outflow | None = None
+        """Of a request that is streamed."""
+        self._due = False
+        """Some of it is to be sent: in the next turn, or when the client reads again."""
         self._limit: asyncio.TimerHandle | None = None
         self._unread = self._held = False
         """The client does not read; nothing is read of it."""
@@ -94,7 +104,9 @@ class Lane(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It reads again."""
         self._unread = False
-        if self._question is None and self._data:
+        if self._due:
+            self._send(self._outflow)
+        elif self._question is None and self._data:
             self._go_on()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -131,10 +143,6 @@ class Lane(asyncio.Protocol):
             return
         try:
             question = question_of(asked, raw, lanes.desk)
-            if question.streamed:
-                question.release()
-                self._hand_over()
-                return
             self._data, self._question = b"", question
             lanes.desk.begin(question)
         except InvalidInputError as error:
@@ -144,6 +152,10 @@ class Lane(asyncio.Protocol):
         except Exception as error:
             self._refuse(unexpected(asked.path, error))
         else:
+            if question.streamed:
+                self._outflow, self._due = Outflow(question, lanes.desk), False
+                question.when_told(self._news)
+                return
             if key is not None:
                 self._entry = lanes.retries.begin(key, lambda: lanes.desk.abandon(question))
                 lanes.retries.join(self._entry)
@@ -162,12 +174,49 @@ class Lane(asyncio.Protocol):
             self._answer(reply)
 
     def _answer(self, reply: Reply) -> None:
-        self._question = self._head = None
+        self._end_with(_written(reply))
+
+    def _news(self) -> None:
+        """There is more of a stream; what comes in one turn is sent at once."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._send, self._outflow)
+
+    def _send(self, outflow: Outflow | None) -> None:
+        """What is due of a stream, if its client reads and did not go away meanwhile."""
+        question, transport = self._question, self._transport
+        if outflow is not self._outflow or question is None or transport is None or self._unread:
+            return
+        assert outflow is not None
+        self._due = False
+        begun = outflow.begun
+        try:
+            instead = outflow.instead()
+            events = b"" if instead is not None else outflow.take()
+        except Exception as error:
+            instead = unexpected(question.path, error)
+        if instead is None:
+            told = _chunk(events) if begun else STREAM_HEAD + _chunk(events)
+            if outflow.over:
+                question.release()
+                self._end_with(told + LAST_CHUNK)
+            else:
+                transport.write(told)
+        elif begun:  # no other answer can be given
+            self.abort()
+        else:
+            self._give_up()
+            self._answer(instead)
+
+    def _end_with(self, told: bytes) -> None:
+        """The last bytes of an answer."""
+        self._question = self._head = self._outflow = None
+        self._due = False
         self._leave_entry()
         self._stop_clock()
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(_written(reply))
+        self._transport.write(told)
         if self._lanes.closing:
             self._transport.close()
         elif self._data and not self._unread:
@@ -176,8 +225,11 @@ class Lane(asyncio.Protocol):
             self.idle_since_s = asyncio.get_running_loop().time()
 
     def _late(self) -> None:
-        """Its time is over; if its body is not even here, so is the connection's."""
+        """Its time is over.  If it has no answer in one piece, the connection's is over as well."""
         begun = self._question is not None
+        if self._outflow is not None and self._outflow.begun:
+            self.abort()
+            return
         self._give_up()
         if not begun:
             self._data = b""
@@ -188,9 +240,11 @@ class Lane(asyncio.Protocol):
     def _give_up(self) -> None:
         """Nobody waits for the answer any more."""
         self._stop_clock()
-        question, self._question = self._question, None
+        question, self._question, self._outflow = self._question, None, None
         if question is not None and self._entry is None:
             self._lanes.desk.abandon(question)
+        if question is not None and question.streamed:
+            question.release()
         self._leave_entry()
 
     def _stop_clock(self) -> None:
@@ -279,6 +333,10 @@ class Lanes:
                 lane.end()
         if self._open:
             self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def _written(reply: Reply) -> bytes:

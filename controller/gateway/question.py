@@ -61,8 +61,8 @@ class Question:
     executions: list[Execution] = field(default_factory=list)
     failure: Answer | None = None
     """What the client gets instead of an answer."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever there is something to send, or it has finished."""
+    on_news: "Callable[[], None] | None" = None
+    """Called whenever there is something to send, or it has finished; to be set by `when_told`."""
     written: deque[tuple[int, Delta]] = field(default_factory=deque)
     """Deltas that a streaming client was not sent yet, with the number of their asks."""
     passed: deque[bytes] = field(default_factory=deque)
@@ -93,6 +93,17 @@ class Question:
         else:
             self.on_finished = callback
 
+    def when_told(self, callback: "Callable[[], None]") -> None:
+        """Call `callback` whenever there is something to send, or it has finished (now, if so)."""
+        self.on_news = callback
+        if self.written or self.passed or self.finished.is_set():
+            callback()
+
+    def tell(self) -> None:
+        """There are news."""
+        if self.on_news is not None:
+            self.on_news()
+
     def listen(self) -> None:
         """Gather what is written, for a client that streams."""
         for index, ask in enumerate(self.asks):
@@ -101,6 +112,7 @@ class Question:
 
     def release(self) -> None:
         """Let go of what was written, which nobody wants; before its end, only stop telling."""
+        self.on_news = None
         for ask in self.asks:
             ask.on_delta = ask.on_event = None
         if not self.finished.is_set():
@@ -112,8 +124,8 @@ class Question:
 
     def _wrote(self, index: int, delta: Delta) -> None:
         self.written.append((index, delta))
-        self.news.set()
+        self.tell()
 
     def _passed(self, data: bytes) -> None:
         self.passed.append(data)
-        self.news.set()
+        self.tell()

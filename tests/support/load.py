@@ -3,8 +3,8 @@
     python tests/support/load.py URL [URL ...] --open 256 --seconds 10 --body '{...}'
 
 Keeps `--open` requests open, each on a connection of its own (shared among the URLs), and prints
-one JSON object: requests answered, failures, and the quantiles of the time from the request to the
-last byte of its answer.
+one JSON object: requests answered, events of streams, failures, and the quantiles of the time from
+the request to the last byte of its answer.
 """
 
 import argparse
@@ -13,6 +13,10 @@ import json
 import sys
 import time
 from urllib.parse import urlsplit
+
+STREAMED = -2
+"""Length of an answer in chunks."""
+EVENT, END = b"data: {", b"0\r\n\r\n"
 
 
 class Client(asyncio.Protocol):
@@ -40,25 +44,42 @@ class Client(asyncio.Protocol):
         self.transport.write(self.load.request)
 
     def data_received(self, data: bytes) -> None:
+        if self.length == STREAMED:
+            self.streamed(data)
+            return
         self.buffer += data
         if self.length < 0:
             end = self.buffer.find(b"\r\n\r\n")
             if end < 0:
                 return
             head = bytes(self.buffer[:end]).lower()
-            at = head.find(b"content-length:")
-            if at < 0:
-                self.load.fail(self, "an answer without Content-Length")
-                return
-            self.length = end + 4 + int(head[at + 15 :].split(b"\r", 1)[0])
             if b" 200 " not in head[:16]:
                 self.load.fail(self, head[:40].decode())
                 return
+            at = head.find(b"content-length:")
+            if at < 0:
+                self.length, rest = STREAMED, bytes(self.buffer[end + 4 :])
+                self.buffer.clear()
+                self.streamed(rest)
+                return
+            self.length = end + 4 + int(head[at + 15 :].split(b"\r", 1)[0])
         if len(self.buffer) >= self.length:
             del self.buffer[: self.length]
-            self.length = -1
-            self.load.answered(time.perf_counter() - self.sent_s)
-            self.ask()
+            self.over()
+
+    def streamed(self, data: bytes) -> None:
+        """A piece of an answer in chunks, which ends with an empty one."""
+        self.load.passed(data.count(EVENT))
+        self.buffer[:] = (self.buffer + data)[-len(END) :]
+        if self.buffer == END:
+            self.buffer.clear()
+            self.over()
+
+    def over(self) -> None:
+        """Answered; ask again."""
+        self.length = -1
+        self.load.answered(time.perf_counter() - self.sent_s)
+        self.ask()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.load.clients.discard(self)
@@ -79,12 +100,18 @@ class Load:
         self.clients: set[Client] = set()
         self.over = False
         self.recording = False
+        self.events = 0
         self.seconds: list[float] = []
         self.failures: list[str] = []
 
     def answered(self, seconds: float) -> None:
         if self.recording:
             self.seconds.append(seconds)
+
+    def passed(self, events: int) -> None:
+        """Events of a stream came."""
+        if self.recording:
+            self.events += events
 
     def fail(self, client: Client, why: str) -> None:
         self.failures.append(why)
@@ -113,6 +140,7 @@ class Load:
         return {
             "answered": len(taken),
             "per_s": len(taken) / took_s,
+            "events_per_s": self.events / took_s,
             "failures": len(self.failures),
             "p50_ms": 1e3 * quantile(0.5),
             "p90_ms": 1e3 * quantile(0.9),
