@@ -1,13 +1,13 @@
 """What a gateway adds, measured against the engines alone and against a public peer, in one run.
 
-    python tests/benchmarks/gateway_load.py [--peer vllm-router] [--rounds 5] [--json]
+    python tests/benchmarks/gateway_load.py [--peer vllm-router] [--rounds 5] [--streams] [--json]
 
-Two fake engines (one process each: 100 tokens in half a second, whatever the load) are asked
-directly, through `steersman serve`, and through a peer if one is named.  Rounds alternate, so that
-each figure has its pair in the same round, and nothing else is attached to the engines meanwhile:
-an idle gateway looks at them too.  Medians over rounds are printed.  `added` is the
-difference of the quantiles to asking directly.  Not a test: a shared machine makes p99 what it
-likes.
+Two fake engines (one process each: 100 tokens in half a second, whatever the load; `--streams`: in
+two seconds, an event for each) are asked directly, through `steersman serve`, and through a peer if
+one is named.  Rounds alternate, so that each figure has its pair in the same round, and nothing
+else is attached to the engines meanwhile: an idle gateway looks at them too.  Medians over rounds
+are printed.  `added` is the difference of the quantiles to asking directly.  Not a test: a shared
+machine makes p99 what it likes.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -32,6 +33,20 @@ BODY = {"model": "fake-model", "prompt": [5, 6, 7], "max_tokens": 100, "ignore_e
 TICK_S = os.sysconf("SC_CLK_TCK")
 WARM_S = 4.0
 """Of each round, before answers count: connections are made and the first wave has gone apart."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked."""
+
+    open: tuple[int, ...]
+    """Requests at once, in turn."""
+    token_s: float
+    body: dict[str, Any]
+
+
+WHOLE = Work((256, 512), 0.005, BODY)
+STREAMS = Work((64, 128), 0.02, BODY | {"stream": True})
 
 
 @contextmanager
@@ -58,9 +73,11 @@ def process(command: Sequence[str], url: str = "") -> Iterator[tuple[subprocess.
             server.kill()
 
 
-def load(urls: Sequence[str], concurrency: int, seconds: float) -> dict[str, Any]:
+def load(
+    urls: Sequence[str], body: dict[str, Any], concurrency: int, seconds: float
+) -> dict[str, Any]:
     """One measurement."""
-    command = [sys.executable, str(HERE / "support/load.py"), *urls, "--body", json.dumps(BODY)]
+    command = [sys.executable, str(HERE / "support/load.py"), *urls, "--body", json.dumps(body)]
     command += ["--open", str(concurrency), "--seconds", str(seconds), "--warm", f"{WARM_S:g}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout))
@@ -78,21 +95,23 @@ def rss_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
-def measure(peer: str, rounds: int, seconds: float, serve: Sequence[str]) -> dict[str, Any]:
+def measure(
+    work: Work, peer: str, rounds: int, seconds: float, serve: Sequence[str]
+) -> dict[str, Any]:
     """All figures, by number of open requests and target."""
     with ExitStack() as stack:
         fake = [sys.executable, str(HERE / "support/fast_vllm.py"), "--port", "0"]
-        fake += ["--token-s", "0.005", "--max-num-seqs", "1024"]
+        fake += ["--token-s", f"{work.token_s:g}", "--max-num-seqs", "1024"]
         engines = [stack.enter_context(process(fake))[1] for _ in range(2)]
         names = ["direct", "steersman", *(["peer"] if peer else [])]
         found: dict[str, Any] = {}
-        for concurrency in (256, 512):
+        for concurrency in work.open:
             runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
             for turn in range(rounds):
                 at = turn % len(names)
                 for name in names[at:] + names[:at]:
                     with between(name, engines, peer, serve) as (pid, urls):
-                        runs[name].append(run_of(pid, urls, concurrency, seconds))
+                        runs[name].append(run_of(pid, urls, work.body, concurrency, seconds))
             found[str(concurrency)] = {name: compared(runs, name) for name in names}
     return found
 
@@ -117,12 +136,15 @@ def between(
         yield server.pid, [listens]
 
 
-def run_of(pid: int, urls: list[str], concurrency: int, seconds: float) -> dict[str, Any]:
+def run_of(
+    pid: int, urls: list[str], body: dict[str, Any], concurrency: int, seconds: float
+) -> dict[str, Any]:
     """One measurement, with what it cost the process between."""
     before_s = cpu_s(pid) if pid else 0.0
-    run = load(urls, concurrency, seconds)
+    run = load(urls, body, concurrency, seconds)
     used_s = cpu_s(pid) - before_s if pid else 0.0
     run["cpu_ms"] = 1e3 * used_s / (run["per_s"] * (seconds + WARM_S))
+    run["cpu_event_us"] = 1e3 * run["cpu_ms"] * run["per_s"] / max(run["events_per_s"], 1.0)
     run["rss_mib"] = rss_mib(pid) if pid else 0.0
     return run
 
@@ -130,7 +152,7 @@ def run_of(pid: int, urls: list[str], concurrency: int, seconds: float) -> dict[
 def compared(runs: dict[str, list[dict[str, Any]]], name: str) -> dict[str, float]:
     """Medians over rounds, paired with asking directly."""
     pairs = list(zip(runs[name], runs["direct"], strict=True))
-    return {
+    figures = {
         "added_p50_ms": statistics.median(a["p50_ms"] - b["p50_ms"] for a, b in pairs),
         "added_p99_ms": statistics.median(a["p99_ms"] - b["p99_ms"] for a, b in pairs),
         "throughput_ratio": statistics.median(a["per_s"] / b["per_s"] for a, b in pairs),
@@ -139,6 +161,10 @@ def compared(runs: dict[str, list[dict[str, Any]]], name: str) -> dict[str, floa
         "cpu_ms_per_request": statistics.median(a["cpu_ms"] for a, _ in pairs),
         "rss_mib": max(a["rss_mib"] for a, _ in pairs),
     }
+    if any(run["events_per_s"] for run in runs[name]):
+        figures["events_per_s"] = statistics.median(a["events_per_s"] for a, _ in pairs)
+        figures["cpu_us_per_event"] = statistics.median(a["cpu_event_us"] for a, _ in pairs)
+    return figures
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -146,13 +172,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--peer", default="", help="command of a vllm-router to compare with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--streams", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("serve", nargs="*", help="KEY=VALUE for steersman serve")
     args = parser.parse_args(arguments)
     if args.peer and shutil.which(args.peer) is None:
         parser.error(f"there is no command {args.peer!r}")
     with tempfile.TemporaryDirectory():
-        found = measure(args.peer, args.rounds, args.seconds, args.serve)
+        work = STREAMS if args.streams else WHOLE
+        found = measure(work, args.peer, args.rounds, args.seconds, args.serve)
     if args.json:
         print(json.dumps(found, indent=1))  # noqa: T201
         return
