@@ -153,7 +153,7 @@ class Lane(asyncio.Protocol):
             self._refuse(unexpected(asked.path, error))
         else:
             if question.streamed:
-                self._outflow, self._due = Outflow(question, lanes.desk), False
+                self._outflow = Outflow(question, lanes.desk)
                 question.when_told(self._news)
                 return
             if key is not None:
@@ -240,7 +240,7 @@ class Lane(asyncio.Protocol):
     def _give_up(self) -> None:
         """Nobody waits for the answer any more."""
         self._stop_clock()
-        question, self._question, self._outflow = self._question, None, None
+        question, self._question = self._question, None
         if question is not None and self._entry is None:
             self._lanes.desk.abandon(question)
         if question is not None and question.streamed:

@@ -40,8 +40,6 @@ class Outflow:
         """The events that are due; perhaps none."""
         question, form = self._question, self._form
         events: list[bytes] = []
-        if form is not None and not self.begun:
-            events += form.opening(question)
         self.begun = True
         while question.passed:
             events.append(question.passed.popleft())

@@ -26,9 +26,6 @@ class Form(Protocol):
     def whole(self, question: "Question") -> bytes:
         """The JSON answer, once all asks have ended."""
 
-    def opening(self, question: "Question") -> list[bytes]:
-        """Events of a stream before anything was written."""
-
     def chunk(self, question: "Question", index: int, delta: Delta, first: bool) -> list[bytes]:
         """Events for what ask `index` has written; `first`: its first."""
 

@@ -96,9 +96,6 @@ class _Chat:
             answer["steersman"] = question.info
         return answers.encode(answer)
 
-    def opening(self, question: Question) -> list[bytes]:
-        return []
-
     def chunk(self, question: Question, index: int, delta: Delta, first: bool) -> list[bytes]:
         ask, body = question.asks[index], question.body
         begins = question.notes is None

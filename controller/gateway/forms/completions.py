@@ -73,9 +73,6 @@ class _Completions:
             answer["steersman"] = question.info
         return answers.encode(answer)
 
-    def opening(self, question: Question) -> list[bytes]:
-        return []
-
     def chunk(self, question: Question, index: int, delta: Delta, first: bool) -> list[bytes]:
         ask, body = question.asks[index], question.body
         stream = answers.stream_of(question, KIND)

@@ -88,9 +88,6 @@ class _Generate:
             answer["steersman"] = question.info
         return answers.encode(answer)
 
-    def opening(self, question: Question) -> list[bytes]:
-        return []
-
     def chunk(self, question: Question, index: int, delta: Delta, first: bool) -> list[bytes]:
         ask, body = question.asks[index], question.body
         opened = question.notes is not None

@@ -10,6 +10,7 @@ from support.lane_client import BODY, SLOW, client, lane_of, plain, raw, text
 from steersman.controller.gateway import lane as lane_module
 from steersman.controller.gateway.lane import LAST_CHUNK, STREAM_HEAD
 from steersman.controller.gateway.outflow import Outflow
+from steersman.mechanisms.http_vllm.ask import Answer
 from steersman.mechanisms.http_vllm.dialects import CHAT_PATH, COMPLETIONS_PATH, GENERATE_PATH
 
 STREAM = {**BODY, "stream": True}
@@ -21,24 +22,27 @@ STREAMS: dict[str, tuple[str, Any]] = {
     "a text": (COMPLETIONS_PATH, {**STREAM, "prompt": "The cat"}),
     "usage": (COMPLETIONS_PATH, {**STREAM, "stream_options": {"include_usage": True}}),
     "samples": (COMPLETIONS_PATH, {**STREAM, "n": 3, "temperature": 1.0, "logprobs": 1}),
-    "a block": (COMPLETIONS_PATH, {**STREAM, "steersman": {"group": "g"}, "max_tokens": 1}),
+    "ids": (COMPLETIONS_PATH, {**STREAM, "return_token_ids": True}),
     "a chat": (CHAT_PATH, {**TALK, "stream": True}),
     "tokens": (
         GENERATE_PATH,
         {"token_ids": [7, 8], "sampling_params": SAMPLED, "stream": True},
     ),
     "passed on": (COMPLETIONS_PATH, {**STREAM, "best_of": 1}),
+    "of another spelling": (COMPLETIONS_PATH, str(STREAM).replace("'", '"').replace("T", "t")),
+}
+REFUSED = {
     "refused": (COMPLETIONS_PATH, {**STREAM, "max_tokens": 10**6}),
     "refused where passed on": (COMPLETIONS_PATH, {**STREAM, "best_of": 1, "max_tokens": 10**6}),
-    "of another spelling": (COMPLETIONS_PATH, str(STREAM).replace("'", '"').replace("T", "t")),
 }
 
 
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("kind", [*STREAMS, *REFUSED])
 async def test_a_stream_is_what_aiohttp_would_send(kind: str) -> None:
-    path, body = STREAMS[kind]
+    path, body = (STREAMS | REFUSED)[kind]
     body = body.replace("stream", "str\\u0065am").encode() if isinstance(body, str) else body
-    async with gateway(1) as gate, client(gate) as one, client(gate) as other:
+    slow = gateway(1, token_s=0.002)
+    async with slow as gate, client(gate) as one, client(gate) as other:
         await one.send(raw(body, path))
         await other.send(raw(body, path, Connection="close"))
         (answer,), (wanted,) = await one.receive(1), await other.receive(1)
@@ -47,10 +51,97 @@ async def test_a_stream_is_what_aiohttp_would_send(kind: str) -> None:
         assert one.answers.heads[0] == {
             name: value for name, value in other.answers.heads[0].items() if name != "connection"
         }
+        if kind in STREAMS:
+            told = answer[1].removesuffix(b"data: [DONE]\n\n")
+            assert (answer[0], len(answer[1]) - len(told)) == (200, 14)
+            assert told.count(b"data: {") >= 8
+            assert b"[DONE]" not in told
+            assert told.count(b'"role"') == (kind == "a chat")
+            assert told.count(b'"prompt_token_ids":[') == (kind == "ids")
+        else:
+            assert answer[0] == 400
         await one.send(raw())
         assert (await one.receive(2))[1][0] == 200
         assert len(gate.lanes) == 1
         assert not gate.desk.questions
+
+
+async def test_a_stream_ends_with_the_block_that_was_asked_for() -> None:
+    async with gateway(1) as gate, client(gate) as one:
+        await one.send(raw(STREAM, X_Steersman_Info="true"))
+        ((_, body),) = await one.receive(1)
+    *_, block, done = [event for event in body.split(b"\n\n") if event]
+    assert b'"steersman":{' in block
+    assert done == b"data: [DONE]"
+
+
+async def test_a_stream_that_fails_ends_with_the_error_in_one_event() -> None:
+    async with gateway(1, token_s=SLOW) as gate:
+        lane, _, wire = lane_of(gate)
+        lane.connection_made(wire)
+        lane.data_received(raw(LONG))
+        while not wire.written:
+            await asyncio.sleep(0.001)
+        question = lane._question
+        assert question is not None
+        question.failure = Answer(502, b'{\n"error": 1}')
+        gate.desk.abort(None)
+        while not wire.written.endswith(LAST_CHUNK):
+            await asyncio.sleep(0.001)
+        assert wire.written.count(b"HTTP/1.1") == 1
+        assert b'data: { "error": 1}\n\ndata: [DONE]\n\n' in wire.written
+        assert question.asks[0].deltas == []  # nobody wants them any more
+
+
+async def test_who_listens_late_is_told_at_once() -> None:
+    async with gateway(1) as gate:
+        lane, _, wire = lane_of(gate)
+        lane.connection_made(wire)
+        lane.data_received(raw(STREAM))
+        question = lane._question
+        assert question is not None
+        told: list[int] = []
+        question.when_told(lambda: None)
+        while not question.written:
+            await asyncio.sleep(0)
+        question.when_told(lambda: told.append(1))
+        assert told == [1]
+        lane.connection_lost(None)
+
+
+async def test_after_a_stream_that_came_too_late_the_connection_serves_the_next() -> None:
+    async with gateway(1, token_s=SLOW) as gate:
+        lane, _, wire = lane_of(gate)
+        lane.connection_made(wire)
+        lane.data_received(raw(LONG))
+        lane._late()
+        assert wire.written.startswith(b"HTTP/1.1 504 ")
+        while gate.desk.questions:  # its end is told to nobody
+            await asyncio.sleep(0.001)
+        lane.data_received(raw(STREAM))
+        async with asyncio.timeout(5):
+            while not wire.written.endswith(LAST_CHUNK):
+                await asyncio.sleep(0.001)
+        lane.data_received(raw())
+        lane._late()  # this one is no stream
+        assert wire.written.count(b"HTTP/1.1 504 ") == 2
+
+
+async def test_what_came_while_nobody_read_is_gone_on_with_after_a_stream_that_is_given_up() -> (
+    None
+):
+    async with gateway(1, prefill_s=60.0) as gate:
+        lane, handler, wire = lane_of(gate)
+        lane.connection_made(wire)
+        lane.data_received(raw(STREAM))
+        lane.pause_writing()
+        lane._news()
+        await asyncio.sleep(0)
+        lane._late()
+        lane.data_received(b"GET /health HTTP/1.1\r\n\r\n")
+        assert handler.told == []
+        lane.resume_writing()
+        assert handler.told == ["made", "data"]
 
 
 async def test_a_stream_is_sent_without_a_task_of_its_own() -> None:
@@ -86,6 +177,20 @@ async def test_a_stream_that_nobody_reads_waits_and_then_is_told_whole() -> None
         pieces = [piece for piece in told[1].split(b"\r\n") if piece.startswith(b"data")]
         assert text((200, b"".join(pieces))) == text(answer)
         assert lane.idle
+
+
+async def test_a_stream_that_is_passed_on_is_one_even_if_it_ended_before_anybody_read() -> None:
+    async with gateway(1) as gate:
+        lane, _, wire = lane_of(gate)
+        lane.connection_made(wire)
+        lane.data_received(raw(STREAMS["passed on"][1]))
+        lane.pause_writing()
+        while gate.desk.questions:
+            await asyncio.sleep(0.001)
+        assert wire.written == b""
+        lane.resume_writing()
+        assert wire.written.startswith(STREAM_HEAD)
+        assert wire.written.count(b"data: {") == 8
 
 
 async def test_a_client_that_goes_away_ends_its_stream(caplog: pytest.LogCaptureFixture) -> None:
