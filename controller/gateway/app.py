@@ -119,15 +119,20 @@ async def _stream(request: web.Request, question: Question, desk: Desk) -> web.S
         await news.wait()
         if (instead := outflow.instead()) is not None:
             return response_of(instead)
+        news.clear()
+        events = outflow.take()
         response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
         response.content_type, response.charset = "text/event-stream", "utf-8"
         await response.prepare(request)
-        while not outflow.over:
+        while True:
+            if events:
+                await response.write(events)
+            if outflow.over:
+                break
             await news.wait()
             news.clear()
-            if events := outflow.take():
-                await response.write(events)
-    except (asyncio.CancelledError, ConnectionError):
+            events = outflow.take()
+    except BaseException:  # its client went away, its time is over, or a bug
         desk.abandon(question)
         raise
     finally:

@@ -31,15 +31,15 @@ from steersman.estimators.errors import InvalidInputError
 IDLE_S = 3630.0
 """A connection is kept so long without a request: aiohttp's time, longer than a proxy's."""
 SWEEP_S = 30.0
+FAREWELL_S = 3.0
+"""For answers on their way when the gateway ends.  A client that does not read them is cut off
+after twice that where aiohttp serves it, which waits for its handler, and once more when that is
+cancelled."""
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nCache-Control: no-cache\r\n"
     b"Content-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 LAST_CHUNK = b"0\r\n\r\n"
-FAREWELL_S = 3.0
-"""For answers on their way when the gateway ends.  A client that does not read them is cut off
-after twice that where aiohttp serves it, which waits for its handler, and once more when that is
-cancelled."""
 
 
 class Lane(asyncio.Protocol):
@@ -98,7 +98,7 @@ class Lane(asyncio.Protocol):
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """The client does not read: it gets no further answers."""
+        """The client does not read: it gets no further answers, and no more of a stream."""
         self._unread = True
 
     def resume_writing(self) -> None:

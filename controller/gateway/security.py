@@ -259,7 +259,8 @@ def unexpected(route: str, error: Exception) -> Reply:
 def _unexpected(request: web.Request, error: Exception) -> web.Response:
     reply = unexpected(route_of(request), error)
     if _has_begun(request):
-        raise ConnectionResetError("the answer cannot be finished") from error
+        # without the bug's own words, which would be logged
+        raise ConnectionResetError("the answer cannot be finished") from None
     return response_of(reply)
 
 

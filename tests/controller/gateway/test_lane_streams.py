@@ -227,8 +227,13 @@ async def test_a_stream_that_does_not_begin_in_time_is_told_so_and_one_that_has_
 
 
 @pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("headers", [{}, {"Idempotency_Key": "k"}], ids=["lane", "aiohttp"])
 async def test_a_bug_is_an_error_before_a_stream_and_breaks_it_afterwards(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, begun: bool
+    headers: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    begun: bool,
 ) -> None:
     take = Outflow.take
 
@@ -239,7 +244,7 @@ async def test_a_bug_is_an_error_before_a_stream_and_breaks_it_afterwards(
 
     monkeypatch.setattr(Outflow, "take", broken)
     async with gateway(1, token_s=SLOW) as gate, client(gate) as one:
-        await one.send(raw(LONG))
+        await one.send(raw(LONG, **headers))
         if begun:
             told = await one.until_closed()
             assert told.count(b"data: {") == 1
