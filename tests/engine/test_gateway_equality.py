@@ -132,8 +132,8 @@ async def test_broken_characters_and_special_tokens_are_told_once_wherever_an_an
             broken += "\N{REPLACEMENT CHARACTER}" in told.text
             special += any(token < len(SPECIAL_TOKENS) for token in told.token_ids)
     assert broken > 0.2 * WILD
-    assert special > 0.05 * WILD
-    assert given_up < 0.03 * WILD
+    assert special > 0.03 * WILD
+    assert given_up < 0.05 * WILD
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

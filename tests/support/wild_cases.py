@@ -42,7 +42,8 @@ def wild(seed: int) -> tuple[Case, list[Cut]]:
     }
     top = rng.choice([None, None, 0, 2])
     common = {"return_token_ids": True, "stream": rng.random() < 0.5}
-    prompt = rng.choice(["The cat", PROMPT, PROMPT + HALF])
+    # (what a stream after half a character begins with can be lost with its engine)
+    prompt = rng.choice(["The cat", PROMPT, PROMPT if common["stream"] else PROMPT + HALF])
     path = rng.choice([COMPLETIONS, CHAT, GENERATE])
     if path == COMPLETIONS:
         body = {"model": MODEL, "prompt": prompt, **sampling}

@@ -214,7 +214,7 @@ async def test_a_stream_that_does_not_begin_in_time_is_told_so_and_one_that_has_
         assert (status, b"no answer within 0.1 s" in body) == (504, True)
         await one.send(raw({**BODY, "model": "none"}))
         assert (await one.receive(2))[1][0] != 200
-    slow = gateway(1, "gateway.request_timeout_s=0.1", token_s=SLOW)
+    slow = gateway(1, "gateway.request_timeout_s=1", token_s=SLOW)
     async with slow as gate, client(gate) as one:
         await one.send(raw(LONG))
         told = await one.until_closed()
