@@ -31,8 +31,8 @@ _FREE = [
     *(sorted(_OPEN) * 4),
 ]
 EOS_SHARE = 1 / 256
-BROKEN_SHARE = 1 / 16
-"""Of the characters in two tokens."""
+_BROKEN = 65536 // 16
+"""Of 65,536 characters in two tokens, so many are broken off after the first."""
 _ENCODER = re.compile(b"|".join([*(re.escape(w.encode()) for w in _WORDS), b"."]), re.DOTALL)
 _ID_OF = {piece: token for token, piece in enumerate(_BYTES) if piece}
 
@@ -69,7 +69,6 @@ class Writer:
         self._state = zlib.crc32(array("I", prompt).tobytes())
         self._last = prompt[-1] if prompt else 0
         self._eos = int(eos_share * 65536)
-        self._broken = int(BROKEN_SHARE * 65536)
 
     @property
     def state(self) -> int:
@@ -79,7 +78,7 @@ class Writer:
     def next(self) -> int:
         """The next token."""
         mixed = (self._state * 0x9E3779B97F4A7C15) >> 20
-        if self._last in _OPEN and mixed & 0xFFFF >= self._broken:
+        if self._last in _OPEN and mixed & 0xFFFF >= _BROKEN:
             token = SPECIAL + 0x80 + mixed % 64
         elif mixed & 0xFFFF < self._eos:
             token = EOS

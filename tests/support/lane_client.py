@@ -165,10 +165,12 @@ class Handler(asyncio.Protocol):
 
 
 def lane_of(gate: Gateway) -> tuple[Lane, Handler, Wire]:
-    """One without a connection."""
+    """One on a connection that is none, what takes over from it, and that connection."""
     lanes, handler = Lanes(gate.desk, gate.desk.settings, Tokens(), Retries()), Handler()
     lanes.behind = lambda: handler
-    return Lane(lanes), handler, Wire()
+    lane, wire = Lane(lanes), Wire()
+    lane.connection_made(wire)
+    return lane, handler, wire
 
 
 def plain(answer: tuple[int, bytes]) -> tuple[int, str]:

@@ -65,7 +65,7 @@ class Client(asyncio.Protocol):
             self.length = end + 4 + int(head[at + 15 :].split(b"\r", 1)[0])
         if len(self.buffer) >= self.length:
             del self.buffer[: self.length]
-            self.over()
+            self.ended()
 
     def streamed(self, data: bytes) -> None:
         """A piece of an answer in chunks, which ends with an empty one."""
@@ -73,9 +73,9 @@ class Client(asyncio.Protocol):
         self.buffer[:] = (self.buffer + data)[-len(END) :]
         if self.buffer == END:
             self.buffer.clear()
-            self.over()
+            self.ended()
 
-    def over(self) -> None:
+    def ended(self) -> None:
         """Answered; ask again."""
         self.length = -1
         self.load.answered(time.perf_counter() - self.sent_s)

@@ -85,10 +85,10 @@ def resumable(ask: Ask, sampling: dict[str, Any]) -> bool:
     lacked = kept_back(ask, sampling)
     if lacked is None:
         return False
-    text = text_of(ask) + lacked
-    if ask.shown or open_tokens(ask, sampling, text) == 0:
+    text = text_of(ask)
+    if ask.shown or open_tokens(ask, sampling, text + lacked) == 0:
         return True
-    text = text_of(ask).strip()
+    text = text.strip()
     return bool(text) and (len(text) >= TELLING or not _shows_ids(ask, sampling))
 
 

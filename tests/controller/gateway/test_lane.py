@@ -267,7 +267,6 @@ async def test_a_connection_that_nobody_uses_is_closed(monkeypatch: pytest.Monke
 async def test_a_client_that_sends_without_reading_is_read_no_further() -> None:
     async with gateway(1, token_s=SLOW) as gate:
         lane, handler, wire = lane_of(gate)
-        lane.connection_made(wire)
         lane.data_received(raw())
         limit = lane._limit
         lane.pause_writing()
@@ -289,7 +288,6 @@ async def test_a_client_that_sends_without_reading_is_read_no_further() -> None:
 async def test_what_a_retry_still_waits_for_is_told_to_nobody_else() -> None:
     async with gateway(1, token_s=SLOW) as gate:
         lane, _, wire = lane_of(gate)
-        lane.connection_made(wire)
         lane.data_received(raw(X_Request_Id="k"))
         entry = lane._entry
         assert entry is not None
@@ -303,8 +301,7 @@ async def test_what_a_retry_still_waits_for_is_told_to_nobody_else() -> None:
 
 async def test_aiohttp_is_told_that_a_client_does_not_read() -> None:
     async with gateway(1) as gate:
-        lane, handler, wire = lane_of(gate)
-        lane.connection_made(wire)
+        lane, handler, _ = lane_of(gate)
         lane._unread = True
         lane._data = b"GET / HTTP/1.1\r\n\r\n"
         lane._go_on()

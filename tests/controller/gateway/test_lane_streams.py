@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.attempts import until
 from support.gateway import gateway
 from support.lane_client import BODY, SLOW, client, lane_of, plain, raw, text
 
@@ -78,16 +79,13 @@ async def test_a_stream_ends_with_the_block_that_was_asked_for() -> None:
 async def test_a_stream_that_fails_ends_with_the_error_in_one_event() -> None:
     async with gateway(1, token_s=SLOW) as gate:
         lane, _, wire = lane_of(gate)
-        lane.connection_made(wire)
         lane.data_received(raw(LONG))
-        while not wire.written:
-            await asyncio.sleep(0.001)
+        await until(lambda: wire.written != b"")
         question = lane._question
         assert question is not None
         question.failure = Answer(502, b'{\n"error": 1}')
         gate.desk.abort(None)
-        while not wire.written.endswith(LAST_CHUNK):
-            await asyncio.sleep(0.001)
+        await until(lambda: wire.written.endswith(LAST_CHUNK))
         assert wire.written.count(b"HTTP/1.1") == 1
         assert b'data: { "error": 1}\n\ndata: [DONE]\n\n' in wire.written
         assert question.asks[0].deltas == []  # nobody wants them any more
@@ -95,8 +93,7 @@ async def test_a_stream_that_fails_ends_with_the_error_in_one_event() -> None:
 
 async def test_who_listens_late_is_told_at_once() -> None:
     async with gateway(1) as gate:
-        lane, _, wire = lane_of(gate)
-        lane.connection_made(wire)
+        lane, _, _ = lane_of(gate)
         lane.data_received(raw(STREAM))
         question = lane._question
         assert question is not None
@@ -112,16 +109,12 @@ async def test_who_listens_late_is_told_at_once() -> None:
 async def test_after_a_stream_that_came_too_late_the_connection_serves_the_next() -> None:
     async with gateway(1, token_s=SLOW) as gate:
         lane, _, wire = lane_of(gate)
-        lane.connection_made(wire)
         lane.data_received(raw(LONG))
         lane._late()
         assert wire.written.startswith(b"HTTP/1.1 504 ")
-        while gate.desk.questions:  # its end is told to nobody
-            await asyncio.sleep(0.001)
+        await until(lambda: not gate.desk.questions)  # its end is told to nobody
         lane.data_received(raw(STREAM))
-        async with asyncio.timeout(5):
-            while not wire.written.endswith(LAST_CHUNK):
-                await asyncio.sleep(0.001)
+        await until(lambda: wire.written.endswith(LAST_CHUNK))
         lane.data_received(raw())
         lane._late()  # this one is no stream
         assert wire.written.count(b"HTTP/1.1 504 ") == 2
@@ -131,8 +124,7 @@ async def test_what_came_while_nobody_read_is_gone_on_with_after_a_stream_that_i
     None
 ):
     async with gateway(1, prefill_s=60.0) as gate:
-        lane, handler, wire = lane_of(gate)
-        lane.connection_made(wire)
+        lane, handler, _ = lane_of(gate)
         lane.data_received(raw(STREAM))
         lane.pause_writing()
         lane._news()
@@ -159,16 +151,13 @@ async def test_a_stream_is_sent_without_a_task_of_its_own() -> None:
 async def test_a_stream_that_nobody_reads_waits_and_then_is_told_whole() -> None:
     async with gateway(1, token_s=SLOW) as gate, client(gate) as other:
         lane, _, wire = lane_of(gate)
-        lane.connection_made(wire)
         lane.data_received(raw(STREAM))
-        while not wire.written:
-            await asyncio.sleep(0.001)
+        await until(lambda: wire.written != b"")
         lane.pause_writing()
         written = len(wire.written)
         await other.send(raw(STREAM))
         (answer,) = await other.receive(1)
-        while gate.desk.questions:
-            await asyncio.sleep(0.001)
+        await until(lambda: not gate.desk.questions)
         assert len(wire.written) == written
         lane.resume_writing()
         assert wire.written.startswith(STREAM_HEAD)
@@ -182,11 +171,9 @@ async def test_a_stream_that_nobody_reads_waits_and_then_is_told_whole() -> None
 async def test_a_stream_that_is_passed_on_is_one_even_if_it_ended_before_anybody_read() -> None:
     async with gateway(1) as gate:
         lane, _, wire = lane_of(gate)
-        lane.connection_made(wire)
         lane.data_received(raw(STREAMS["passed on"][1]))
         lane.pause_writing()
-        while gate.desk.questions:
-            await asyncio.sleep(0.001)
+        await until(lambda: not gate.desk.questions)
         assert wire.written == b""
         lane.resume_writing()
         assert wire.written.startswith(STREAM_HEAD)
@@ -198,9 +185,7 @@ async def test_a_client_that_goes_away_ends_its_stream(caplog: pytest.LogCapture
         async with client(gate) as one:
             await one.send(raw(LONG))
             await one.reader.read(10)
-        async with asyncio.timeout(5):
-            while gate.desk.questions or gate.fakes[0].running:
-                await asyncio.sleep(0.005)
+        await until(lambda: not (gate.desk.questions or gate.fakes[0].running))
         assert gate.desk.tally.abandoned == 1
         assert len(gate.lanes) == 0
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
@@ -218,9 +203,7 @@ async def test_a_stream_that_does_not_begin_in_time_is_told_so_and_one_that_has_
     async with slow as gate, client(gate) as one:
         await one.send(raw(LONG))
         told = await one.until_closed()
-        async with asyncio.timeout(5):
-            while gate.desk.questions:
-                await asyncio.sleep(0.005)
+        await until(lambda: not gate.desk.questions)
     assert told.startswith(STREAM_HEAD)
     assert b"no answer" not in told
     assert LAST_CHUNK not in told
@@ -251,9 +234,7 @@ async def test_a_bug_is_an_error_before_a_stream_and_breaks_it_afterwards(
             assert LAST_CHUNK not in told
         else:
             assert [status for status, _ in await one.receive(1)] == [500]
-        async with asyncio.timeout(5):
-            while gate.desk.questions or gate.fakes[0].running:
-                await asyncio.sleep(0.005)
+        await until(lambda: not (gate.desk.questions or gate.fakes[0].running))
     assert "ValueError" in caplog.text
     assert "what the client wrote" not in caplog.text
 
@@ -261,7 +242,6 @@ async def test_a_bug_is_an_error_before_a_stream_and_breaks_it_afterwards(
 async def test_news_of_a_stream_that_is_over_do_not_begin_the_next_one() -> None:
     async with gateway(1, prefill_s=60.0) as gate:
         lane, _, wire = lane_of(gate)
-        lane.connection_made(wire)
         lane.data_received(raw(STREAM))
         lane._news()
         lane._late()
