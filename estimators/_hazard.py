@@ -23,8 +23,11 @@ _NORMAL_HAZARD = np.array(
 def normal_hazard(z: Floats) -> Floats:
     """phi(z) / (1 - Phi(z)), interpolated; nothing below -8, z + 1 / z above 12 (to 1e-4): held
     constant there, the likelihood of a far censored member would curve the wrong way."""
+    near: Floats = np.interp(z, _Z, _NORMAL_HAZARD)
+    if z.max(initial=0.0) <= _Z[-1]:
+        return near
     far = np.maximum(z, _Z[-1])
-    return np.asarray(np.where(z > _Z[-1], far + 1 / far, np.interp(z, _Z, _NORMAL_HAZARD)))
+    return np.asarray(np.where(z > _Z[-1], far + 1 / far, near))
 
 
 @dataclass
@@ -40,8 +43,11 @@ class Hazard:
     events: Floats = field(init=False)
     exposure: Floats = field(init=False)
     """Passages through each bin (1 = the whole bin, once)."""
+    edges: Floats = field(init=False)
+    """(bins + 1,) grid positions."""
 
     def __post_init__(self) -> None:
+        self.edges = np.linspace(self.lowest, self.highest, self.bins + 1)
         self.events, self.exposure = np.zeros(self.bins), np.zeros(self.bins)
 
     @property
@@ -53,11 +59,6 @@ class Hazard:
     def width(self) -> float:
         """Of one bin."""
         return (self.highest - self.lowest) / self.bins
-
-    @property
-    def edges(self) -> Floats:
-        """(bins + 1,) grid positions."""
-        return np.linspace(self.lowest, self.highest, self.bins + 1)
 
     def add(self, start: Floats, end: Floats, finished: Ints) -> None:
         """m trajectories aged from `start` to `end`; the rows `finished` of them ended there."""
@@ -99,7 +100,7 @@ class Hazard:
 
     def _position(self, at: Floats) -> Floats:
         """In bins from `lowest`."""
-        return np.clip((at - self.lowest) / self.width, 0.0, self.bins)
+        return np.asarray(np.minimum(np.maximum((at - self.lowest) / self.width, 0.0), self.bins))
 
     def _coverage(self, position: Floats) -> Floats:
         """(bins,) summed share of each bin that lies below the positions."""

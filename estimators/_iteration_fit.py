@@ -44,6 +44,25 @@ ROUNDS = 3
 """Alternations between shape and speeds per fit."""
 
 
+def _ratios(usage_reported: bool) -> Floats:
+    """Rows, in units of the constant part: what `UNITS` says of a sequence of mean context; a
+    sequence against its context (where no KV usage is reported: no cost of context); no knee; and a
+    prompt token costs a sequence's part and its share of a full chunk's constant part."""
+    rows = np.zeros((4, FEATURES))
+    per_context = UNITS[2] / UNITS[1]
+    rows[0, :3] = 1.0, -1.0, -MEAN_CONTEXT / per_context
+    if usage_reported:
+        rows[1, 1:3] = 1.0, -CONTEXT_RATIO / per_context
+    else:
+        rows[1, 2] = 1.0
+    rows[2, 3] = 1.0
+    rows[3] = UNITS[1] / UNITS[4], 1.0, 0.0, 0.0, -UNITS[1] / UNITS[4]
+    return rows
+
+
+RATIOS, RATIOS_WITHOUT_USAGE = _ratios(usage_reported=True), _ratios(usage_reported=False)
+
+
 def prior_beta(fixed_s: float) -> Floats:
     """(FEATURES,) the prior's shape for this constant part, context not counted."""
     return fixed_s * np.array([1.0, 1.0, 0.0, 0.0, 1.0 + UNITS[4] / UNITS[1]])
@@ -55,36 +74,23 @@ def fit(gram: Floats, cross: Floats, weight: Floats, fixed_s: float) -> Floats:
     From (r, f, f) and (r, f) moments worth (r,) iterations; `fixed_s` is the constant part where
     no replica has any evidence.
     """
-    total, speed = float(weight.sum()), np.ones(len(weight))
+    total, speed, shape = float(weight.sum()), np.ones(len(weight)), None
     if total <= 0:
         return np.tile(prior_beta(fixed_s), (len(weight), 1))
     for _ in range(ROUNDS):
         pooled = np.einsum("r,rij->ij", speed**2, gram)
         pooled = pooled + _ratio_gram(pooled / total)
-        shape = nonnegative_solve(pooled[None], (speed @ cross)[None])[0]
+        shape = nonnegative_solve(pooled[None], (speed @ cross)[None], shape)[0]
         speed = (SPEED_ITERATIONS + cross @ shape) / (SPEED_ITERATIONS + gram @ shape @ shape)
     share = PRIOR_ITERATIONS / total
     full = gram + share * pooled / speed[:, None, None] ** 2
-    beta = nonnegative_solve(full, cross + share * (pooled @ shape) / speed[:, None])
+    beta = nonnegative_solve(full, cross + share * (pooled @ shape) / speed[:, None], shape)
     typical_s = np.sqrt((weight + PRIOR_ITERATIONS) / full[:, 0, 0])
     beta[:, 0] = np.maximum(beta[:, 0], LEAST_FIXED * typical_s)
     return beta
 
 
 def _ratio_gram(mean: Floats) -> Floats:
-    """(f, f) information of the prior's ratios, for data of this mean information per iteration.
-
-    Rows, in units of the constant part: what `UNITS` says of a sequence of mean context; a
-    sequence against its context (where no KV usage is reported: no cost of context); no knee; and a
-    prompt token costs a sequence's part and its share of a full chunk's constant part.
-    """
-    rows = np.zeros((4, FEATURES))
-    per_context = UNITS[2] / UNITS[1]
-    rows[0, :3] = 1.0, -1.0, -MEAN_CONTEXT / per_context
-    if mean[2, 2] > 0:
-        rows[1, 1:3] = 1.0, -CONTEXT_RATIO / per_context
-    else:
-        rows[1, 2] = 1.0
-    rows[2, 3] = 1.0
-    rows[3] = UNITS[1] / UNITS[4], 1.0, 0.0, 0.0, -UNITS[1] / UNITS[4]
+    """(f, f) information of the prior's ratios, for data of this mean information per iteration."""
+    rows = RATIOS if mean[2, 2] > 0 else RATIOS_WITHOUT_USAGE
     return np.asarray(PRIOR_WEIGHT * mean[0, 0] * rows.T @ rows)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from steersman.estimators.observation import Ints
+from steersman.estimators.observation import Bools, Ints
 
 
 def find(known: Ints, keys: Ints) -> Ints:
@@ -11,6 +11,11 @@ def find(known: Ints, keys: Ints) -> Ints:
         return np.full(len(keys), -1, dtype=np.int64)
     at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
     return np.where(known[at] == keys, at, -1)
+
+
+def has(known: Ints, keys: Ints) -> Bools:
+    """(m,) whether each key is in the ascending `known`."""
+    return find(known, keys) >= 0
 
 
 def match(known: Ints, keys: Ints) -> tuple[Ints, Ints]:

@@ -2,8 +2,9 @@
 
 The answer's active set is found by principal pivoting: solve for the free coefficients; the
 highest one that is infeasible (negative though free, or pulled up though held at 0) changes sides;
-again, until none is.  For positive definite systems this ends (Murty 1974), almost always after
-one or two changes; whoever is not done after `PIVOTS` has its negative coefficients cut off.
+again, until none is.  For positive definite systems this ends wherever it begins (Murty 1974),
+almost always after one or two changes; whoever is not done after `PIVOTS` has its negative
+coefficients cut off.
 """
 
 import numpy as np
@@ -16,13 +17,16 @@ TOLERANCE = 1e-9
 """Of a coefficient or gradient relative to the system's largest: rounding is not infeasibility."""
 
 
-def nonnegative_solve(gram: Floats, cross: Floats) -> Floats:
+def nonnegative_solve(gram: Floats, cross: Floats, like: Floats | None = None) -> Floats:
     """(m, f) minimisers over x >= 0 of x' gram x / 2 - cross' x; gram (m, f, f) positive definite.
 
-    Scale the features so that the coefficients are of one order of magnitude.
+    Scale the features so that the coefficients are of one order of magnitude.  `like` (f,) is the
+    answer of a system much like these: its active set is tried first, which decides nothing but how
+    soon the answer is found.
     """
     count, features = cross.shape
-    answer, free = np.zeros_like(cross), np.ones((count, features), dtype=np.bool_)
+    first = np.ones(features, dtype=np.bool_) if like is None else like > 0
+    answer, free = np.zeros_like(cross), np.tile(first, (count, 1))
     open_rows = np.arange(count)
     for _ in range(PIVOTS):
         a, b, f = gram[open_rows], cross[open_rows], free[open_rows]

@@ -38,7 +38,7 @@ def compiled(
     return np.exp(np.maximum(log_amounts, log_age[:, None])), np.asarray(mean)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _answer(  # type: ignore[no-untyped-def]
     first, pace, residual, share, age, amount, order, bounds, position, cap, at, at_cap, spent
 ):
@@ -76,7 +76,7 @@ def _answer(  # type: ignore[no-untyped-def]
     return quantiles, mean
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _beyond(at, node, amount, survival, beyond):  # type: ignore[no-untyped-def]
     """Integral of survival from an amount to the last node, and survival there."""
     left = max(amount[node + 1] - at, 0.0)
@@ -85,7 +85,7 @@ def _beyond(at, node, amount, survival, beyond):  # type: ignore[no-untyped-def]
     return beyond[node + 1] + 0.5 * left * (here + survival[node + 1]), here
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _fill(  # type: ignore[no-untyped-def]
     first, pace, residual, share, age, amount, youngest, oldest, hazard, survival, beyond
 ):
@@ -111,7 +111,7 @@ def _fill(  # type: ignore[no-untyped-def]
         beyond[k] = beyond[k + 1] + mean_survival * (amount[k + 1] - amount[k])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _at(values, position, last):  # type: ignore[no-untyped-def]
     position = min(max(position, 0.0), float(last))
     node = min(int(position), last - 1)

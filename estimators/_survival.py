@@ -18,7 +18,7 @@ import numpy as np
 
 from steersman.estimators._hazard import Hazard, normal_hazard
 from steersman.estimators._location import Location, LocationModel, Prior
-from steersman.estimators._lookup import find, match
+from steersman.estimators._lookup import find, has, match
 from steersman.estimators._outlook import Grid, Hazards
 from steersman.estimators._tobit import Members
 from steersman.estimators.contract import State
@@ -275,7 +275,9 @@ class Survival:
         by_location.add(start, end, finished)
         by_age.add(before, now, finished)
         self.events += len(finished)
-        return np.setdiff1d(np.arange(len(view.ended_id)), ended)
+        unseen = np.ones(len(view.ended_id), dtype=np.bool_)
+        unseen[ended] = False
+        return np.flatnonzero(unseen)
 
     def _weigh(
         self, bins: Ints, excess: Floats, finished: Ints, located: Floats, aged: Floats
@@ -318,7 +320,7 @@ class Survival:
             np.concatenate((e.log_amount, view.ended_log_amount)),
             np.concatenate((e.censored, view.ended_censored)),
         )
-        closed = ~np.isin(e.group_id, view.group_id)
+        closed = ~has(view.group_id, e.group_id)
         self.surprises = np.zeros(0)
         if closed.any():
             c, self._ended = e.of(closed), e.of(~closed)
@@ -340,7 +342,7 @@ class Survival:
 
     def _groups(self, view: View) -> tuple[Prior, Members]:
         e = self._ended
-        e = e.of(np.isin(e.group_id, view.group_id))
+        e = e.of(has(view.group_id, e.group_id))
         members = Members(
             np.concatenate((view.group_row, np.searchsorted(view.group_id, e.group_id))),
             np.concatenate((view.log_age, e.log_amount)),

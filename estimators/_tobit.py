@@ -49,16 +49,18 @@ def posterior(
     precision = 1 / variance + number / within
     # steps are relative to the sums below, so that each costs one pass over the censored alone
     location = (mean / variance + total / within) / precision if start is None else start.copy()
-    deviation = np.sqrt(within)[censored.group]
+    group, deviation = censored.group, np.sqrt(within)[censored.group]
+    variances = deviation**2
     for _ in range(STEPS_COLD if start is None else STEPS_WARM):
-        z = (censored.log_amount - location[censored.group]) / deviation
+        z = (censored.log_amount - location[group]) / deviation
         hazard = normal_hazard(z)
-        pull = np.bincount(censored.group, weights=hazard / deviation, minlength=count)
-        bend = hazard * (hazard - z) / deviation**2
-        information = precision + np.bincount(censored.group, weights=bend, minlength=count)
+        pull = np.bincount(group, weights=hazard / deviation, minlength=count)
+        bend = hazard * (hazard - z) / variances
+        information = precision + np.bincount(group, weights=bend, minlength=count)
         slope = (mean - location) / variance + (total - number * location) / within + pull
-        location = location + np.clip(slope / information, -LONGEST_STEP, LONGEST_STEP)
-    if not len(censored.group):
+        step = np.maximum(slope / information, -LONGEST_STEP)
+        location = location + np.minimum(step, LONGEST_STEP)
+    if not len(group):
         information = precision
     return location, 1 / information
 

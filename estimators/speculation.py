@@ -41,7 +41,9 @@ NO_TIME = 1e-12
 def to_depth(counts: Ints, depth: int) -> Floats:
     """(r, depth) from (r, k) counts by position: one that is not reported has drafted nothing."""
     kept = counts[:, :depth]
-    return np.pad(kept.astype(np.float64), ((0, 0), (0, depth - kept.shape[1])))
+    whole = np.zeros((len(counts), depth))
+    whole[:, : kept.shape[1]] = kept
+    return whole
 
 
 def expected_tokens(acceptance: Floats) -> Floats:

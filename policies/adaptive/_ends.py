@@ -86,14 +86,14 @@ def loads(rows: Rows, replica: Ints, replicas: int, groups: int) -> Load:
     return Load(*_loads(rows, replica, replicas, groups))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def area_of(rows, s, i):  # type: ignore[no-untyped-def]
     """K of one row in one scenario."""
     x = rows.length[s, i]
     return x * (rows.context[i] + 0.5 * rows.growth * x)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _loads(rows, replica, replicas, groups):  # type: ignore[no-untyped-def]
     scenarios = rows.length.shape[0]
     longest, second = np.zeros((scenarios, replicas)), np.zeros((scenarios, replicas))
@@ -118,7 +118,7 @@ def _loads(rows, replica, replicas, groups):  # type: ignore[no-untyped-def]
     return longest, second, total, area, np.zeros(replicas), count, has
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def end_s(model, load):  # type: ignore[no-untyped-def]
     """(S, r) seconds; 0 of the dead."""
     ends = np.zeros_like(load.longest)
@@ -131,7 +131,7 @@ def end_s(model, load):  # type: ignore[no-untyped-def]
     return ends
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def one_end_s(model, r, longest, total, area, extra_s):  # type: ignore[no-untyped-def]
     """T of one replica."""
     steps = max(longest, total / model.slots[r], area / model.capacity[r])
@@ -139,7 +139,7 @@ def one_end_s(model, r, longest, total, area, extra_s):  # type: ignore[no-untyp
     return model.fixed_s[r] * steps + work_s + extra_s
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def end_with_s(model, rows, load, i, r):  # type: ignore[no-untyped-def]
     """Mean over scenarios of T of replica r, if row i went there."""
     prefill_s = 0.0 if load.has[rows.group[i], r] else model.prefill_token_s[r] * rows.prompt[i]
@@ -157,7 +157,7 @@ def end_with_s(model, rows, load, i, r):  # type: ignore[no-untyped-def]
     return total_s / rows.length.shape[0]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def add(model, rows, load, i, r):  # type: ignore[no-untyped-def]
     """Row i goes to replica r; `second` is not kept up to date."""
     if not load.has[rows.group[i], r]:

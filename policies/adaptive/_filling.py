@@ -15,7 +15,7 @@ TRIED = 16
 HOPELESS_S = 1e9
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def place_all(model, rows, load, order, target):  # type: ignore[no-untyped-def]
     """Bring a load up to date with an assignment; -1: nowhere."""
     for at in range(len(order)):
@@ -23,7 +23,7 @@ def place_all(model, rows, load, order, target):  # type: ignore[no-untyped-def]
             add(model, rows, load, order[at], target[at])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def by_fewest(model, rows, load, order):  # type: ignore[no-untyped-def]
     """Fewest in flight first, ties by name: what the trainer's default does, in expectation."""
     target = np.full(len(order), -1)
@@ -37,7 +37,7 @@ def by_fewest(model, rows, load, order):  # type: ignore[no-untyped-def]
     return target
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def by_end(model, rows, load, order, room, memory, final):  # type: ignore[no-untyped-def]
     """Where, with it there, the mean end is soonest (list scheduling, Graham 1969), of the `TRIED`
     that end soonest without it.
@@ -68,7 +68,7 @@ def by_end(model, rows, load, order, room, memory, final):  # type: ignore[no-un
     return target
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _mean_end_s(model, load, r):  # type: ignore[no-untyped-def]
     total_s = 0.0
     for s in range(load.longest.shape[0]):
@@ -78,7 +78,7 @@ def _mean_end_s(model, load, r):  # type: ignore[no-untyped-def]
     return total_s / load.longest.shape[0]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _limit_s(model, mean_s, room, memory):  # type: ignore[no-untyped-def]
     """An end that at least TRIED open replicas with room do not exceed."""
     if len(mean_s) <= TRIED:
@@ -94,7 +94,7 @@ def _limit_s(model, mean_s, room, memory):  # type: ignore[no-untyped-def]
     return np.partition(able[:count], TRIED - 1)[TRIED - 1]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def by_cuts(model, rows, load, order, replicas, room):  # type: ignore[no-untyped-def]
     """Contiguous runs of the order, one for each of `replicas` in turn, with the least common mean
     end: what is long comes to few, as a replica pays M for its longest only.
@@ -117,7 +117,7 @@ def by_cuts(model, rows, load, order, replicas, room):  # type: ignore[no-untype
     return target
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _cut(model, rows, load, order, replicas, room, budget_s, target):  # type: ignore[no-untyped-def]
     """Whether all find a place within the budget."""
     at = 0
@@ -133,7 +133,7 @@ def _cut(model, rows, load, order, replicas, room, budget_s, target):  # type: i
     return at == len(order)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _copy(load):  # type: ignore[no-untyped-def]
     return Load(
         load.longest.copy(), load.second.copy(), load.total.copy(), load.area.copy(),

@@ -10,7 +10,7 @@ import numpy as np
 from steersman.policies.adaptive._ends import area_of, end_s, one_end_s
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def best_move(  # type: ignore[no-untyped-def]
     model, rows, load, candidates, source, targets, kv_room, handover_s
 ):
@@ -56,7 +56,7 @@ def best_move(  # type: ignore[no-untyped-def]
     return best_row, best_target, best_gain, best_error, best_cost
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _without(ends, source):  # type: ignore[no-untyped-def]
     """(S,) the last end; the last without the source, whose it is, and the last but one."""
     scenarios, replicas = ends.shape

@@ -73,8 +73,8 @@ class StepBook:
             group = observation.trajectories.group_row[late]
             self._carried = np.unique(observation.groups.group_id[group])
             self._length, self._prompt, self._group = [], [], []
-        idle = (Phase.ENDED, Phase.PARKED)
-        works = not np.isin(observation.trajectories.phase, idle).all()
+        phase = observation.trajectories.phase
+        works = not ((phase == Phase.ENDED) | (phase == Phase.PARKED)).all()
         if new or len(observation.ended) or works:  # a trainer that trains is not rolling out
             self.seen_s = observation.now_s
         return closed

@@ -12,7 +12,7 @@ FIXED_S, SEQUENCE_S, TOKEN_S, KNEE_S, CAPACITY = range(5)
 """Rows of `model`, (5, r): the columns of a `ThroughputForecast`."""
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def by_rise(  # type: ignore[no-untyped-def]
     tokens, share, most, model, knee, opened, rank, slots, queue, count, kv, now
 ):
@@ -45,7 +45,7 @@ def by_rise(  # type: ignore[no-untyped-def]
     return targets, rises
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _ideal(model, knee, slots, opened, tokens):  # type: ignore[no-untyped-def]
     """Tokens per second alone on the best replica."""
     best = 0.0
@@ -55,7 +55,7 @@ def _ideal(model, knee, slots, opened, tokens):  # type: ignore[no-untyped-def]
     return best
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _rate(model, knee, slots, r, count, kv):  # type: ignore[no-untyped-def]
     seconds = model[FIXED_S, r] + model[SEQUENCE_S, r] * count + model[TOKEN_S, r] * kv
     if model[CAPACITY, r] > 0 and model[KNEE_S, r] != 0:
@@ -63,7 +63,7 @@ def _rate(model, knee, slots, r, count, kv):  # type: ignore[no-untyped-def]
     return min(count, slots[r]) / max(seconds, 1e-9)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def by_fewest(  # type: ignore[no-untyped-def]
     tokens, group, home, marks, spread, preferred, alive, rank, limit, capacity, count, reserved
 ):
@@ -101,7 +101,7 @@ def by_fewest(  # type: ignore[no-untyped-def]
     return targets
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _fewer(r, other, count, rank):  # type: ignore[no-untyped-def]
     """Whether r comes before the other one, if there is one."""
     if other < 0 or count[r] < count[other]:
