@@ -1,13 +1,19 @@
 """What a gateway adds, measured against the engines alone and against a public peer, in one run.
 
-    python tests/benchmarks/gateway_load.py [--peer vllm-router] [--rounds 5] [--streams] [--json]
+    python tests/benchmarks/gateway_load.py [--peer vllm-router] [--rounds 5] [--streams]
+        [--together] [--json]
 
 Two fake engines (one process each: 100 tokens in half a second, whatever the load; `--streams`: in
 two seconds, an event for each) are asked directly, through `steersman serve`, and through a peer if
 one is named.  Rounds alternate, so that each figure has its pair in the same round, and nothing
 else is attached to the engines meanwhile: an idle gateway looks at them too.  Medians over rounds
-are printed.  `added` is the difference of the quantiles to asking directly.  Not a test: a shared
-machine makes p99 what it likes.
+are printed.  `added` is the difference of the quantiles to asking directly.
+
+What is measured has a core of its own, as a gateway has that is not beside its clients; engines and
+load have the others, also where they are asked directly.  `--together` leaves all of them to the
+kernel, which likes to wake a process on the core of whoever wrote to it: with two cores the load
+and the engines then wait for the gateway, which counts as its latency, half or more of the figure.
+Not a test: a shared machine makes p99 what it likes.
 """
 
 import argparse
@@ -19,7 +25,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +36,7 @@ from urllib.request import urlopen
 HERE = Path(__file__).resolve().parents[1]
 BODY = {"model": "fake-model", "prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True}
 TICK_S = os.sysconf("SC_CLK_TCK")
+CORES = sorted(os.sched_getaffinity(0))
 WARM_S = 4.0
 """Of each round, before answers count: connections are made and the first wave has gone apart."""
 
@@ -47,6 +53,32 @@ class Work:
 
 WHOLE = Work((256, 512), 0.005, BODY)
 STREAMS = Work((64, 128), 0.02, BODY | {"stream": True})
+
+
+@dataclass(frozen=True)
+class Places:
+    """The cores of what is measured, and of what measures it."""
+
+    measured: frozenset[int]
+    measuring: frozenset[int]
+
+    @classmethod
+    def of(cls, together: bool) -> "Places":
+        """On this machine."""
+        if together or len(CORES) < 2:
+            return cls(frozenset(CORES), frozenset(CORES))
+        return cls(frozenset(CORES[:1]), frozenset(CORES[1:]))
+
+
+@contextmanager
+def on(cores: frozenset[int]) -> Iterator[None]:
+    """What is started meanwhile stays on them."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextmanager
@@ -96,10 +128,10 @@ def rss_mib(pid: int) -> float:
 
 
 def measure(
-    work: Work, peer: str, rounds: int, seconds: float, serve: Sequence[str]
+    work: Work, peer: str, rounds: int, seconds: float, serve: Sequence[str], places: Places
 ) -> dict[str, Any]:
     """All figures, by number of open requests and target."""
-    with ExitStack() as stack:
+    with ExitStack() as stack, on(places.measuring):
         fake = [sys.executable, str(HERE / "support/fast_vllm.py"), "--port", "0"]
         fake += ["--token-s", f"{work.token_s:g}", "--max-num-seqs", "1024"]
         engines = [stack.enter_context(process(fake))[1] for _ in range(2)]
@@ -110,7 +142,7 @@ def measure(
             for turn in range(rounds):
                 at = turn % len(names)
                 for name in names[at:] + names[:at]:
-                    with between(name, engines, peer, serve) as (pid, urls):
+                    with between(name, engines, peer, serve, places) as (pid, urls):
                         runs[name].append(run_of(pid, urls, work.body, concurrency, seconds))
             found[str(concurrency)] = {name: compared(runs, name) for name in names}
     return found
@@ -118,7 +150,7 @@ def measure(
 
 @contextmanager
 def between(
-    name: str, engines: list[str], peer: str, serve: Sequence[str]
+    name: str, engines: list[str], peer: str, serve: Sequence[str], places: Places
 ) -> Iterator[tuple[int, list[str]]]:
     """What is asked, up for this one run: its process (0: none of its own) and where it listens."""
     if name == "direct":
@@ -132,7 +164,9 @@ def between(
     else:
         command = [str(Path(sys.executable).with_name("steersman")), "serve", "--engines"]
         command, url = [*command, *engines, "--port", "0", *serve], ""
-    with process(command, url) as (server, listens):
+    with ExitStack() as stack:
+        with on(places.measured):
+            server, listens = stack.enter_context(process(command, url))
         yield server.pid, [listens]
 
 
@@ -173,14 +207,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--streams", action="store_true")
+    parser.add_argument("--together", action="store_true", help="all on the same cores")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("serve", nargs="*", help="KEY=VALUE for steersman serve")
     args = parser.parse_args(arguments)
     if args.peer and shutil.which(args.peer) is None:
         parser.error(f"there is no command {args.peer!r}")
-    with tempfile.TemporaryDirectory():
-        work = STREAMS if args.streams else WHOLE
-        found = measure(work, args.peer, args.rounds, args.seconds, args.serve)
+    work, places = STREAMS if args.streams else WHOLE, Places.of(args.together)
+    found = measure(work, args.peer, args.rounds, args.seconds, args.serve, places)
     if args.json:
         print(json.dumps(found, indent=1))  # noqa: T201
         return
