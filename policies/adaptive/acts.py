@@ -28,7 +28,8 @@ def migration(observation: Observation, move: Move, policy: str) -> Decision:
         Action.ISOLATE if elsewhere else Action.MIGRATE,
         policy,
         f"{names[move.source]} would end {move.behind_s:.1f} s after the mean replica; moving this"
-        f" one to {names[move.target]} costs {move.cost_s:.1f} s and saves {move.gain_s:.1f} s",
+        f" one to {names[move.target]} takes {move.cost_s:.1f} s, and all end {move.gain_s:.1f} s"
+        " sooner",
         names[move.target],
         gain_s=move.gain_s,
         cost_s=move.cost_s,

@@ -187,7 +187,7 @@ class TailPlanner:
                     Action.MIGRATE,
                     NAME,
                     f"{source} would end {later:.1f} s after {target}; moving one of its longest"
-                    f" costs {move.cost_s:.1f} s and saves {move.gain_s:.1f} s",
+                    f" takes {move.cost_s:.1f} s, and all end {move.gain_s:.1f} s sooner",
                     target,
                     gain_s=move.gain_s,
                     cost_s=move.cost_s,

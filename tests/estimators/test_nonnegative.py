@@ -33,3 +33,11 @@ def test_where_nothing_is_negative_it_is_the_plain_least_squares() -> None:
     truth = np.random.default_rng(1).uniform(0.1, 2.0, (len(gram), 5))
     answer = nonnegative_solve(gram, np.einsum("mij,mj->mi", gram, truth))
     assert answer == pytest.approx(truth, rel=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5))
+def test_where_the_search_begins_does_not_change_the_answer(seed: int, like: list[float]) -> None:
+    gram, cross = systems(seed)
+    begun = nonnegative_solve(gram, cross, np.round(like))
+    assert begun == pytest.approx(nonnegative_solve(gram, cross), rel=1e-9, abs=1e-9)

@@ -88,7 +88,8 @@ def test_a_loaded_replica_gives_one_of_its_longest_to_an_idle_one() -> None:
     assert move.cost_s == pytest.approx(0.5 + 1100 * 0.0001)
     assert move.gain_s == pytest.approx(4.0)
     assert move.reason == (
-        "r0 would end 26.0 s after r1; moving one of its longest costs 0.6 s and saves 4.0 s"
+        "r0 would end 26.0 s after r1; moving one of its longest takes 0.6 s,"
+        " and all end 4.0 s sooner"
     )
 
 
