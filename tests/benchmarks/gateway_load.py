@@ -10,10 +10,10 @@ else is attached to the engines meanwhile: an idle gateway looks at them too.  M
 are printed.  `added` is the difference of the quantiles to asking directly.
 
 What is measured has a core of its own, as a gateway has that is not beside its clients; engines and
-load have the others, also where they are asked directly.  `--together` leaves all of them to the
-kernel, which likes to wake a process on the core of whoever wrote to it: with two cores the load
-and the engines then wait for the gateway, which counts as its latency, half or more of the figure.
-Not a test: a shared machine makes p99 what it likes.
+load have the others, also where they are asked directly.  With `--together` all run where the
+kernel puts them: of two cores, load and engines then sometimes wait for the gateway, which counts
+as its latency (p50 +.5 instead of +.3 ms, p99 +1.6 instead of +.8).  Not a test: a shared machine
+makes p99 what it likes.
 """
 
 import argparse
