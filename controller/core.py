@@ -121,12 +121,6 @@ class Controller:
     def __init__(self, config: Config, estimators: Estimators, stack: Stack) -> None:
         self.config = config
         self._estimators, self._stack = estimators, stack
-        # asked once, not at every tick: a protocol takes 3 us to say who follows it
-        placement = stack.placement
-        self._explains = placement if isinstance(placement, Explains) else None
-        self._learns = placement if isinstance(placement, Learns) else None
-        plain = isinstance(stack.speculation, Unchanged)
-        self._drafting = placement if plain and isinstance(placement, Drafting) else None
 
     @classmethod
     def from_config(cls, config: Config) -> "Controller":
@@ -149,8 +143,8 @@ class Controller:
         proposed += [d for d in told if isinstance(d, Decision)]
         decisions, dropped = guard(observation, proposed, self.config.guard)
         drafts = feasible(observation, [d for d in told if isinstance(d, DraftDecision)])
-        weighed = self._explains.alternatives() if self._explains is not None else {}
-        stack_choice = self._learns.chosen() if self._learns is not None else None
+        weighed = stack.placement.alternatives() if isinstance(stack.placement, Explains) else {}
+        stack_choice = stack.placement.chosen() if isinstance(stack.placement, Learns) else None
         return Verdict(decisions, dropped, drafts, forecast, dict(weighed), stack_choice)
 
     def health(self) -> dict[str, dict[str, float]]:
@@ -170,9 +164,10 @@ class Controller:
         self, observation: Observation, forecast: Forecast, rng: np.random.Generator
     ) -> Drafts:
         """The placement policy may decide jointly, unless somebody was chosen for it."""
-        if self._drafting is not None:
-            return self._drafting.draft(observation, forecast, rng)
-        return self._stack.speculation.decide(observation, forecast, rng)
+        placement, speculation = self._stack.placement, self._stack.speculation
+        if isinstance(placement, Drafting) and isinstance(speculation, Unchanged):
+            return placement.draft(observation, forecast, rng)
+        return speculation.decide(observation, forecast, rng)
 
     def _parts(self) -> dict[str, Estimator | Policy]:
         return {**self._estimators.named(), **self._stack.named()}

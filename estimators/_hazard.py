@@ -100,7 +100,7 @@ class Hazard:
 
     def _position(self, at: Floats) -> Floats:
         """In bins from `lowest`."""
-        return np.asarray(np.minimum(np.maximum((at - self.lowest) / self.width, 0.0), self.bins))
+        return np.clip((at - self.lowest) / self.width, 0.0, self.bins)
 
     def _coverage(self, position: Floats) -> Floats:
         """(bins,) summed share of each bin that lies below the positions."""

@@ -58,8 +58,7 @@ def posterior(
         bend = hazard * (hazard - z) / variances
         information = precision + np.bincount(group, weights=bend, minlength=count)
         slope = (mean - location) / variance + (total - number * location) / within + pull
-        step = np.maximum(slope / information, -LONGEST_STEP)
-        location = location + np.minimum(step, LONGEST_STEP)
+        location = location + np.clip(slope / information, -LONGEST_STEP, LONGEST_STEP)
     if not len(group):
         information = precision
     return location, 1 / information
